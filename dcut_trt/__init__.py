@@ -1,0 +1,1 @@
+"""The runtime library of dcut-trt: batched speculative decoding with D-cut pruning."""

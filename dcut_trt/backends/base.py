@@ -1,0 +1,50 @@
+"""What a runtime must offer: two protocols, one for the target, one for the drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dcut_trt.types import Draft, DraftInput, IntArray, Rows, Verified
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the loaded engines can hold.
+
+    max_batch: requests per step.  max_len: committed tokens per request.  draft_length: D.
+    vocab_size: valid ids are 0 .. vocab_size - 1.  block_size, num_blocks: KV blocks, in tokens and in number.
+    feature_size: F, width of a target feature row.
+    """
+
+    max_batch: int
+    max_len: int
+    draft_length: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    feature_size: int
+
+
+class Target(Protocol):
+    """The model whose output is served. Writes its own KV cache at the rows it is given."""
+
+    limits: Limits
+
+    def forward(self, rows: Rows, head_rows: IntArray, logit_rows: IntArray) -> Verified:
+        """Run K packed rows.
+
+        head_rows: [H] rows whose next token is wanted (all K in verification, the last row of a prompt in prefill).
+        logit_rows: [S] indices into head_rows whose logits the sampler needs; empty when all are greedy.
+        """
+
+    def close(self) -> None: ...
+
+
+class Drafter(Protocol):
+    """The DFlash block drafter. Writes its own KV cache for the context features it is given."""
+
+    def propose(self, drafts: DraftInput) -> Draft:
+        """Append the new context features, then draft D tokens for every request in one pass."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,178 @@
+"""The frozen values that pass between the stages of one step."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+
+
+class FinishReason(enum.Enum):
+    """Why a request ended."""
+
+    STOP = "stop"  # end-of-sequence id, stop id or stop string
+    LENGTH = "length"  # max_tokens or the context limit
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the target's token is chosen at every position. temperature 0 is greedy.
+
+    temperature: >= 0, finite.  top_k: 0 (off) or >= 1.  top_p: in (0, 1].
+    seed: 0 <= seed < 2**63; None draws one when the request is admitted.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation request, already tokenized.
+
+    deadline: seconds on the engine's monotonic clock after which the request is dropped.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Packed ragged rows for one target call, with the KV blocks they belong to.
+
+    #  packed row:      0    1    2    3    4    5    6        K = 7
+    #  request:         a    a    a    b    c    c    c        cu_lens = [0, 3, 4, 7]
+    #  position:      P_a  +1   +2   P_b  P_c   +1   +2        past_lens = [P_a, P_b, P_c]
+
+    token_ids, positions: [K].  past_lens: [B] tokens already cached.  cu_lens: [B + 1].
+    block_tables: one array of KV block ids per request, long enough for its last row.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    past_lens: IntArray
+    cu_lens: IntArray
+    block_tables: tuple[IntArray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInput:
+    """What the drafter needs for one block per request.
+
+    anchors: [B] the last committed token of each request; it sits at position past + new context rows.
+    context_lens: [B] rows of the drafter's cache that are already filled.
+    features: [B] arrays [new_i, F] of target features for positions context_lens[i] .. context_lens[i] + new_i - 1.
+    block_tables: as in Rows.
+    """
+
+    anchors: IntArray
+    context_lens: IntArray
+    features: tuple[FloatArray, ...]
+    block_tables: tuple[IntArray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """tokens, confidence: [B, D]; confidence is the drafter's probability of the drafted token, in [0, 1]."""
+
+    tokens: IntArray
+    confidence: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class PackPlan:
+    """Which drafts are verified, densely packed (layout as in Rows, depth 0 is the anchor).
+
+    keep: [B] drafts kept per request.  token_ids, request_rows, depths: [K].  cu_lens: [B + 1].
+    ratio: the chosen fraction of all B * (D + 1) positions, None where the policy has no ratio.
+    """
+
+    keep: IntArray
+    token_ids: IntArray
+    request_rows: IntArray
+    depths: IntArray
+    cu_lens: IntArray
+    ratio: float | None
+
+    @property
+    def size(self) -> int:
+        """K, the number of rows that the target will compute."""
+        return int(self.cu_lens[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The target's answer for H head rows.
+
+    argmax: [H] the greedy token after each head row.
+    features: [K, F] hidden states of the drafter's target layers for every row, F = layers * hidden.
+    logits: [S, V] raw logits of the requested rows only; S = 0 when every row is greedy.
+    """
+
+    argmax: IntArray
+    features: FloatArray
+    logits: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one step added to one request; usage, metrics, KV lengths and text all derive from it.
+
+    tokens: emitted ids, already cut at end-of-sequence, stop or length.
+    text: newly stable text.  drafted, verified, accepted: draft tokens proposed, sent to the target, emitted.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    text: str
+    finish: FinishReason | None
+    drafted: int
+    verified: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Totals of one request so far. drafted = pruned + verified; accepted <= verified."""
+
+    prompt_tokens: int
+    output_tokens: int
+    steps: int
+    drafted: int
+    verified: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """One message of a stream: a delta, and on the last one the finish reason or the error."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    text: str
+    usage: Usage
+    finish: FinishReason | None = None
+    error: Exception | None = None
+
+    @property
+    def final(self) -> bool:
+        return self.finish is not None or self.error is not None

@@ -1,0 +1,1 @@
+"""Networks, written once over a small op vocabulary."""
