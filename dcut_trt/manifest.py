@@ -70,7 +70,8 @@ class Manifest:
     """Everything the runtime may know about a bundle without opening its graphs.
 
     backend: "openvino" or "onnx".  precision: "fp32" or "bf16".  draft_length: D.
-    ratios: fractions of B * (D + 1) the engines were laid out for.  token_buckets: distinct K over captured B and ratios.
+    ratios: fractions of B * (D + 1) the engines were laid out for.
+    token_buckets: distinct K over captured_batches and ratios.
     tensors: graph name -> {"inputs": [...], "outputs": [...]}.  files: path inside the bundle -> size and sha256.
     key: content hash of all build inputs and options.  versions: of the tools that built it.
     """

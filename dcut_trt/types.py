@@ -118,6 +118,11 @@ class PackPlan:
         """K, the number of rows that the target will compute."""
         return int(self.cu_lens[-1])
 
+    def drafts_of(self, row: int) -> list[int]:
+        """The kept drafts of one request."""
+        first = int(self.cu_lens[row])
+        return [int(token) for token in self.token_ids[first + 1 : first + 1 + int(self.keep[row])]]
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:

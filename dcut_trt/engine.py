@@ -1,0 +1,249 @@
+"""The step: schedule, draft, select, verify, accept, commit."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dcut_trt.admission import check_request
+from dcut_trt.backends.base import Drafter, Target
+from dcut_trt.detokenizer import Detokenizer
+from dcut_trt.errors import DcutError, DeadlineExceeded, StepFailed, UnsupportedOption
+from dcut_trt.metrics import StepTrace
+from dcut_trt.sampling import TargetChoice
+from dcut_trt.scheduler import Batch, PrefillPart, Scheduler
+from dcut_trt.sequence import Sequence as LiveSequence
+from dcut_trt.spec.accept import accept
+from dcut_trt.spec.packing import pack
+from dcut_trt.spec.policies import Policy
+from dcut_trt.tokenizer import Tokenizer
+from dcut_trt.types import (
+    Commit,
+    Draft,
+    DraftInput,
+    FinishReason,
+    FloatArray,
+    IntArray,
+    PackPlan,
+    Request,
+    Rows,
+    StepEvent,
+    Verified,
+)
+
+Live = Sequence[LiveSequence]
+
+
+class Engine:
+    """Serves one target with one drafter. submit() and cancel() may be called from any thread, step() from one."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        tokenizer: Tokenizer,
+        policy: Policy,
+        *,
+        max_queue: int = 256,
+        prefill_chunk: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.tokenizer = tokenizer
+        self.limits = target.limits
+        self.scheduler = Scheduler(target.limits, max_queue, prefill_chunk)
+        self.trace = StepTrace()
+        self.clock = clock
+        self._policy = policy
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        # A sequence that ran without a fed drafter has holes in its context that nothing can fill later.
+        if self.has_work and policy.drafts and not self._policy.drafts:
+            raise UnsupportedOption(f"policy={policy.name!r}: cannot follow {self._policy.name!r} while requests run")
+        self._policy = policy
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    @property
+    def running(self) -> int:
+        return len(self.scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.scheduler.waiting)
+
+    @property
+    def free_blocks(self) -> int:
+        return self.scheduler.pool.free
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequest, DuplicateRequest or QueueFull; nothing is kept then."""
+        check_request(request, self.limits)
+        seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
+        detokenizer = Detokenizer(self.tokenizer.decode)
+        self.scheduler.add(LiveSequence(request, seed, self.limits.max_len, self.tokenizer.eos_ids, detokenizer))
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request before the next step, with a final event; False when it is not live."""
+        return self.scheduler.cancel(request_id)
+
+    def close(self) -> None:
+        """Release both networks."""
+        self.target.close()
+        self.drafter.close()
+
+    def step(self) -> list[StepEvent]:
+        """Advance every decoding request by at least one token, or prompts by a chunk (paper, Section 3.1)."""
+        self.trace.start()
+        batch = self.scheduler.schedule(self.clock())
+        events = _leave_events(batch)
+        if batch.prefill:
+            return events + self._prefill(batch.prefill)
+        if not batch.decode:
+            return events
+        draft = self._draft(batch.decode)
+        plan = self._select(batch.decode, draft)
+        verified, choice = self._verify(batch.decode, plan)
+        drafted = 0 if draft is None else self.limits.draft_length
+        advanced = [
+            self._advance(sequence, plan.drafts_of(row), choice.after(sequence, int(plan.cu_lens[row])), drafted)
+            for row, sequence in enumerate(batch.decode)
+        ]
+        commits = self._settle(batch.decode, plan.cu_lens, verified, advanced)
+        possible = len(batch.decode) * (self.limits.draft_length + 1)
+        self.trace.finish("decode", commits, len(batch.decode), plan.size, possible, plan.ratio)
+        return events + [event for event, _ in advanced]
+
+    def _draft(self, sequences: Live) -> Draft | None:
+        if not self._policy.drafts_at(len(sequences)):
+            # Steps without drafts still feed the drafter now and then, so that features do not pile up.
+            self._feed([sequence for sequence in sequences if sequence.pending_rows >= self.scheduler.prefill_chunk])
+            return None
+        with self.trace.stage("draft"):
+            return self.drafter.propose(_draft_input(sequences))
+
+    def _feed(self, sequences: Live) -> None:
+        """Give pending features to the drafter's cache, in a pass whose drafts nobody reads."""
+        if sequences and self._policy.drafts:
+            with self.trace.stage("draft"):
+                self.drafter.propose(_draft_input(sequences))
+
+    def _select(self, sequences: Live, draft: Draft | None) -> PackPlan:
+        with self.trace.stage("select"):
+            anchors = np.array([sequence.tokens[-1] for sequence in sequences], np.int32)
+            if draft is None:
+                nothing = np.empty((len(sequences), 0), np.int32)
+                return pack(anchors, nothing, np.zeros(len(sequences), np.int32))
+            selection = self._policy.select(draft.confidence)
+            return pack(anchors, draft.tokens, selection.keep, selection.ratio)
+
+    def _verify(self, sequences: Live, plan: PackPlan) -> tuple[Verified, TargetChoice]:
+        with self.trace.stage("verify"):
+            past = np.array([sequence.kv_len for sequence in sequences], np.int32)  # [B]
+            tables = tuple(sequence.block_table for sequence in sequences)
+            rows = Rows(plan.token_ids, past[plan.request_rows] + plan.depths, past, plan.cu_lens, tables)
+            sampled = np.array([not sequence.request.sampling.greedy for sequence in sequences])
+            logit_rows = np.flatnonzero(sampled[plan.request_rows]).astype(np.int32)
+            verified = self.target.forward(rows, np.arange(plan.size, dtype=np.int32), logit_rows)
+        # Pruning saves work only if the target computes the plan's K rows and no more.
+        assert len(verified.argmax) == len(verified.features) == plan.size, "the target ran other rows than planned"
+        return verified, TargetChoice(verified, logit_rows)
+
+    def _advance(
+        self, sequence: LiveSequence, drafts: list[int], choose: Callable[[int], int], drafted: int
+    ) -> tuple[StepEvent, Commit | None]:
+        """Accept and commit one request; a fault in it fails this request alone."""
+        request_id = sequence.request.request_id
+        try:
+            commit = sequence.commit(accept(drafts, choose), drafted, len(drafts))
+        except Exception as error:  # whatever it is, the neighbours go on
+            self.scheduler.retire(sequence)
+            fault = error if isinstance(error, DcutError) else StepFailed(f"request_id={request_id!r}: {error!r}")
+            return StepEvent(request_id, (), "", sequence.usage, error=fault), None
+        if commit.finish is not None:
+            self.scheduler.retire(sequence)
+        return StepEvent(request_id, commit.tokens, commit.text, sequence.usage, commit.finish), commit
+
+    def _settle(
+        self, sequences: Live, starts: IntArray, verified: Verified, advanced: list[tuple[StepEvent, Commit | None]]
+    ) -> list[Commit]:
+        """Count the rows that became part of each live sequence; the commits of this step."""
+        for sequence, first, (_, commit) in zip(sequences, starts.tolist(), advanced, strict=False):
+            if commit is not None and commit.finish is None:
+                # The anchor's row and those of the accepted drafts; the newest token has not been computed yet.
+                self._computed(sequence, verified.features[first : first + len(commit.tokens)])
+        return [commit for _, commit in advanced if commit is not None]
+
+    def _computed(self, sequence: LiveSequence, features: FloatArray) -> None:
+        sequence.computed(len(features), features.copy() if self._policy.drafts else None)
+
+    def _prefill(self, parts: Sequence[PrefillPart]) -> list[StepEvent]:
+        """Compute a chunk of prompt rows; a prompt that is complete gets its first token."""
+        rows, ends = _prompt_rows(parts)
+        complete = [index for index, part in enumerate(parts) if part.last]
+        sampled = [not parts[index].sequence.request.sampling.greedy for index in complete]
+        logit_rows = np.flatnonzero(np.array(sampled, bool)).astype(np.int32)
+        with self.trace.stage("verify"):
+            verified = self.target.forward(rows, ends[complete], logit_rows)
+        for part, end in zip(parts, ends.tolist(), strict=True):
+            self._computed(part.sequence, verified.features[end + 1 - part.length : end + 1])
+        self._feed([part.sequence for part in parts if not part.last])
+        choice = TargetChoice(verified, logit_rows)
+        advanced = [
+            self._advance(parts[index].sequence, [], choice.after(parts[index].sequence, head), 0)
+            for head, index in enumerate(complete)
+        ]
+        commits = [commit for _, commit in advanced if commit is not None]
+        self.trace.finish("prefill", commits, len(parts), len(rows.token_ids), len(rows.token_ids), None)
+        return [event for event, _ in advanced]
+
+
+def _draft_input(sequences: Live) -> DraftInput:
+    """Anchors are the first tokens that the target has not computed; taking the features empties the queue of each."""
+    return DraftInput(
+        anchors=np.array([sequence.tokens[sequence.kv_len] for sequence in sequences], np.int32),
+        context_lens=np.array([sequence.context_len for sequence in sequences], np.int32),
+        features=tuple(sequence.take_features() for sequence in sequences),
+        block_tables=tuple(sequence.block_table for sequence in sequences),
+    )
+
+
+def _prompt_rows(parts: Sequence[PrefillPart]) -> tuple[Rows, IntArray]:
+    """Packed rows of prompt parts, and the packed row that ends each part [P]."""
+    lengths = np.array([part.length for part in parts], np.int32)
+    cu_lens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    past = np.array([part.start for part in parts], np.int32)
+    ids = [token for part in parts for token in part.sequence.tokens[part.start : part.start + part.length]]
+    positions = np.concatenate([np.arange(part.start, part.start + part.length) for part in parts])
+    tables = tuple(part.sequence.block_table for part in parts)
+    return Rows(np.array(ids, np.int32), positions.astype(np.int32), past, cu_lens, tables), cu_lens[1:] - 1
+
+
+def _leave_events(batch: Batch) -> list[StepEvent]:
+    """The last event of everyone who left before this step."""
+    aborted = [
+        StepEvent(sequence.request.request_id, (), "", sequence.usage, FinishReason.ABORTED)
+        for sequence in batch.cancelled
+    ]
+    expired = [
+        StepEvent(
+            sequence.request.request_id,
+            (),
+            "",
+            sequence.usage,
+            error=DeadlineExceeded(f"deadline passed after {sequence.output_length} output tokens"),
+        )
+        for sequence in batch.expired
+    ]
+    return aborted + expired

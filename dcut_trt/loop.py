@@ -1,0 +1,141 @@
+"""The one thread that owns the device."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from dcut_trt.engine import Engine
+from dcut_trt.errors import EngineUnavailable
+from dcut_trt.types import Request, StepEvent, Usage
+
+logger = logging.getLogger(__name__)
+
+_NO_USAGE = Usage(0, 0, 0, 0, 0, 0)
+
+
+class LoopState(enum.Enum):
+    """NEW -> RUNNING -> DRAINING -> CLOSED; FAILED from any of them when a step raises."""
+
+    NEW = "new"
+    RUNNING = "running"
+    DRAINING = "draining"
+    CLOSED = "closed"
+    FAILED = "failed"
+
+
+class EngineLoop:
+    """Runs engine.step() in a thread while there is work, and hands each step's events to publish().
+
+    publish is called from that thread, once per step, and must not block.
+    on_state, when given, is called from the thread that changes the state.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        publish: Callable[[Sequence[StepEvent]], None],
+        on_state: Callable[[LoopState], None] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.state = LoopState.NEW
+        self.failure: Exception | None = None
+        self._publish = publish
+        self._on_state = on_state
+        self._wake = threading.Event()
+        self._idle = threading.Event()
+        self._closing = False
+        # Between the check of the state and the queueing of a request the state must not change: a request queued
+        # after the last look at the queue would never get an event.
+        self._gate = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="dcut-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; requests are taken from now on."""
+        self._set_state(LoopState.RUNNING)
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request from any thread.
+
+        Raises InvalidRequest, DuplicateRequest, QueueFull, or EngineUnavailable when not running.
+        """
+        with self._gate:
+            if self.state is not LoopState.RUNNING:
+                raise EngineUnavailable(f"the engine is {self.state.value}; no request is taken")
+            self.engine.submit(request)
+            self._idle.clear()
+        self._wake.set()
+
+    def abort(self, request_id: str) -> bool:
+        """End a request before the next step; its stream gets an ABORTED event. False when it is not live."""
+        found = self.engine.cancel(request_id)
+        self._wake.set()
+        return found
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no more requests and wait for the live ones; False when some are left after timeout_s."""
+        with self._gate:
+            if self.state is LoopState.RUNNING:
+                self._set_state(LoopState.DRAINING)
+        self._wake.set()
+        deadline = time.monotonic() + timeout_s
+        while self.engine.has_work and self._thread.is_alive():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._idle.wait(min(left, 0.1))
+        return True
+
+    def close(self) -> None:
+        """Abort what is live, stop the thread, and wait for it."""
+        with self._gate:
+            self._closing = True
+            if self.state in (LoopState.NEW, LoopState.RUNNING, LoopState.DRAINING):
+                self._set_state(LoopState.CLOSED)
+        for request_id in self.engine.scheduler.live_ids():
+            self.engine.cancel(request_id)
+        self._wake.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                if self.engine.has_work:
+                    events = self.engine.step()
+                    if events:
+                        self._publish(events)
+                elif self._closing:
+                    return
+                else:
+                    self._rest()
+        except Exception as error:
+            logger.exception("the engine loop failed")
+            self._fail(error)
+
+    def _rest(self) -> None:
+        self.engine.scheduler.check_invariants()
+        self._idle.set()
+        self._wake.wait()
+        self._wake.clear()
+
+    def _fail(self, error: Exception) -> None:
+        with self._gate:
+            self.failure = error
+            self._set_state(LoopState.FAILED)
+        fault = EngineUnavailable(f"the engine failed: {error!r}")
+        lost = [
+            StepEvent(request_id, (), "", _NO_USAGE, error=fault) for request_id in self.engine.scheduler.live_ids()
+        ]
+        self._idle.set()
+        if lost:
+            self._publish(lost)
+
+    def _set_state(self, state: LoopState) -> None:
+        self.state = state
+        if self._on_state is not None:
+            self._on_state(state)

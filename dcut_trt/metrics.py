@@ -1,0 +1,106 @@
+"""What each step did and how long its stages took, and running totals of it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from dcut_trt.types import Commit
+
+Result = TypeVar("Result")
+StepKind = Literal["decode", "prefill"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step. rows: K computed by the target.  possible: B * (D + 1), or the rows of a prefill.
+
+    kept, accepted: draft tokens.  emitted: output tokens.  Times in milliseconds; host time is
+    step_ms - draft_ms - verify_ms and contains select_ms (score, select, pack).
+    """
+
+    kind: StepKind
+    batch: int
+    rows: int
+    possible: int
+    kept: int
+    accepted: int
+    emitted: int
+    ratio: float | None
+    draft_ms: float
+    select_ms: float
+    verify_ms: float
+    step_ms: float
+
+    @property
+    def host_ms(self) -> float:
+        return self.step_ms - self.draft_ms - self.verify_ms
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over all steps since the engine started. drafted = pruned + verified."""
+
+    steps: int = 0
+    requests_finished: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    drafted: int = 0
+    verified: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class StepTrace:
+    """Stage clocks wrapped around the engine's stages, and the records of its latest steps."""
+
+    clock: Callable[[], float] = time.perf_counter
+    records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=4096))
+    totals: Totals = field(default_factory=Totals)
+    _stage_ms: dict[str, float] = field(default_factory=dict)
+    _started: float = 0.0
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._stage_ms.clear()
+        self._started = self.clock()
+
+    @contextmanager
+    def stage(self, name: Literal["draft", "select", "verify"]) -> Iterator[None]:
+        """Add the time spent inside to a stage of the current step."""
+        begun = self.clock()
+        try:
+            yield
+        finally:
+            self._stage_ms[name] = self._stage_ms.get(name, 0.0) + (self.clock() - begun) * 1e3
+
+    def finish(
+        self, kind: StepKind, commits: list[Commit], batch: int, rows: int, possible: int, ratio: float | None
+    ) -> None:
+        """Close the current step; every count derives from its commits."""
+        record = StepRecord(
+            kind=kind,
+            batch=batch,
+            rows=rows,
+            possible=possible,
+            kept=sum(commit.verified for commit in commits),
+            accepted=sum(commit.accepted for commit in commits),
+            emitted=sum(len(commit.tokens) for commit in commits),
+            ratio=ratio,
+            draft_ms=self._stage_ms.get("draft", 0.0),
+            select_ms=self._stage_ms.get("select", 0.0),
+            verify_ms=self._stage_ms.get("verify", 0.0),
+            step_ms=(self.clock() - self._started) * 1e3,
+        )
+        self.records.append(record)
+        self.totals.steps += 1
+        self.totals.prompt_tokens += rows if kind == "prefill" else 0
+        self.totals.output_tokens += record.emitted
+        self.totals.drafted += sum(commit.drafted for commit in commits)
+        self.totals.verified += record.kept
+        self.totals.accepted += record.accepted
+        self.totals.requests_finished += sum(commit.finish is not None for commit in commits)

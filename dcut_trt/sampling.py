@@ -1,0 +1,100 @@
+"""Choose the target's token from its logits, with randomness keyed by (seed, position)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcut_trt.errors import StepFailed
+from dcut_trt.sequence import Sequence
+from dcut_trt.types import FloatArray, IntArray, SamplingParams, Verified
+
+_SEGMENT = 256  # ids per segment of the two-level inverse CDF
+_TARGET_SAMPLE = 0  # purpose word of the counter: the target's own token
+
+
+class TargetChoice:
+    """The token that the target itself chooses after each head row: argmax, or its own sample."""
+
+    def __init__(self, verified: Verified, logit_rows: IntArray) -> None:
+        self._argmax: list[int] = verified.argmax.tolist()
+        self._logits = verified.logits
+        self._logit_of = {head: index for index, head in enumerate(logit_rows.tolist())}
+
+    def after(self, sequence: Sequence, first: int) -> Callable[[int], int]:
+        """depth -> token chosen after head row first + depth, at position len(tokens) + depth of the sequence."""
+        sampling = sequence.request.sampling
+        if sampling.greedy:
+            return lambda depth: self._argmax[first + depth]
+        position = len(sequence.tokens)
+        return lambda depth: sample_token(
+            self._logits[self._logit_of[first + depth]], sampling, sequence.seed, position + depth
+        )
+
+
+def uniform(seed: int, position: int, purpose: int = _TARGET_SAMPLE) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments (Philox 4x64).
+
+    So pruning, batch mix and acceptance cannot shift a stream: position p always gets the same draw.
+    """
+    raw = np.random.Philox(key=seed, counter=[position, purpose, 0, 0]).random_raw()
+    return float(raw >> 11) * 2.0**-53
+
+
+def sample_token(logits: FloatArray, params: SamplingParams, seed: int, position: int) -> int:
+    """The target's token at an absolute position.
+
+    logits: [V] raw.  Temperature first, then top-k, then top-p over what top-k left; ids are drawn by inverse CDF.
+    Raises StepFailed when the row holds NaN or has no finite maximum.
+    """
+    peak = float(logits.max())
+    if not np.isfinite(peak):
+        raise StepFailed(f"the target's logits at position {position} are not finite (maximum {peak})")
+    if params.greedy:
+        return int(logits.argmax())
+    draw = uniform(seed, position)
+    if params.top_k == 0 and params.top_p >= 1.0:
+        return _inverse_cdf(_weights(logits, peak, params), draw)
+    ids, weights = _truncate(logits, peak, params)
+    return int(ids[_inverse_cdf(weights, draw)])
+
+
+def _truncate(logits: FloatArray, peak: float, params: SamplingParams) -> tuple[NDArray[np.int64], FloatArray]:
+    """Candidate ids, best first (ties by id), and their unnormalised weights after top-k and top-p."""
+    kept = min(params.top_k or len(logits), len(logits))
+    if kept < len(logits):
+        # Everything at or above the k-th value, so that ties at the edge are cut by id and not by chance.
+        edge = np.partition(logits, len(logits) - kept)[len(logits) - kept]
+        candidates = np.flatnonzero(logits >= edge)
+    else:
+        candidates = np.arange(len(logits))
+    ids = candidates[np.argsort(-logits[candidates], kind="stable")][:kept]
+    weights = _weights(logits[ids], peak, params)
+    if params.top_p < 1.0:
+        mass = np.cumsum(weights, dtype=np.float64)
+        nucleus = int(np.searchsorted(mass, params.top_p * mass[-1])) + 1
+        ids, weights = ids[:nucleus], weights[:nucleus]
+    return ids, weights
+
+
+def _weights(logits: FloatArray, peak: float, params: SamplingParams) -> FloatArray:
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the peak to exp(-inf) = 0, as it should
+        weights: FloatArray = np.exp((logits - peak) / np.float32(params.temperature))
+    return weights
+
+
+def _inverse_cdf(weights: FloatArray, draw: float) -> int:
+    """Index drawn in proportion to weights. Sums segments first, so only one segment is scanned."""
+    starts = np.arange(0, len(weights), _SEGMENT)
+    segments = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    target = draw * segments[-1]
+    segment = min(int(np.searchsorted(segments, target, side="right")), len(segments) - 1)
+    before = segments[segment - 1] if segment else 0.0
+    inside = np.cumsum(weights[starts[segment] : starts[segment] + _SEGMENT], dtype=np.float64)
+    offset = int(np.searchsorted(inside, target - before, side="right"))
+    if offset < len(inside) and weights[starts[segment] + offset] > 0:
+        return int(starts[segment]) + offset
+    # Rounding put the draw past the last mass of its segment: the last id that has any.
+    return int(np.flatnonzero(weights[: int(starts[segment]) + len(inside)])[-1])

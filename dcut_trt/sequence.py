@@ -1,0 +1,125 @@
+"""State of one live request. commit() is the only place where tokens are appended, cut and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ids
+
+import numpy as np
+
+from dcut_trt.detokenizer import Detokenizer
+from dcut_trt.stopping import find_stop, held_length
+from dcut_trt.types import Commit, FinishReason, FloatArray, IntArray, Request, Usage
+
+_NO_BLOCKS: IntArray = np.empty(0, np.int32)
+
+
+class Sequence:
+    """One request between admission and its last commit.
+
+    #  tokens:   p0 p1 ... pn  o0 o1 ... a      the last one is the anchor: committed, not yet computed
+    #  KV rows:  [------ kv_len ------]         of the target; rows after it are overwritten before they are read
+    #  context:  [-- context_len --][pending]   of the drafter: rows in its cache, features still to be given to it
+    """
+
+    def __init__(
+        self, request: Request, seed: int, max_len: int, eos_ids: tuple[int, ...], detokenizer: Detokenizer
+    ) -> None:
+        self.request = request
+        self.seed = seed
+        self.tokens: list[int] = list(request.prompt_ids)
+        self.prompt_length = len(request.prompt_ids)
+        self.block_table: IntArray = _NO_BLOCKS  # filled when the scheduler lets it run
+        self.kv_len = 0
+        self.context_len = 0
+        self._features: list[FloatArray] = []
+        self._output_limit = min(request.max_tokens, max_len - self.prompt_length)
+        self._stop_ids = frozenset(request.stop_token_ids + (() if request.ignore_eos else eos_ids))
+        self._detokenizer = detokenizer
+        self._text = ""  # everything decoded
+        self._shown = 0  # how much of it has been streamed
+        self._steps = self._drafted = self._verified = self._accepted = 0
+
+    @property
+    def output_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def pending_rows(self) -> int:
+        """Feature rows that wait for the drafter."""
+        return self.kv_len - self.context_len
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.prompt_length, self.output_length, self._steps, self._drafted, self._verified, self._accepted)
+
+    def computed(self, rows: int, features: FloatArray | None) -> None:
+        """Count rows that the target computed and that belong to committed tokens; keep their features [rows, F]."""
+        self.kv_len += rows
+        if features is not None:
+            self._features.append(features)
+
+    def take_features(self) -> FloatArray:
+        """Features [new, F] for positions context_len .. kv_len - 1; they count as part of the context from now on."""
+        taken = self._features[0] if len(self._features) == 1 else np.concatenate(self._features)
+        self._features.clear()
+        assert len(taken) == self.pending_rows, "the drafter's context has a hole"
+        self.context_len = self.kv_len
+        return taken
+
+    def commit(self, tokens: Ids[int], drafted: int = 0, verified: int = 0) -> Commit:
+        """Append the tokens of one step up to the first end: EOS or stop id, stop string, then length.
+
+        tokens: accepted drafts and the target's own next token.  drafted, verified: drafts proposed and kept.
+        """
+        emitted: list[int] = []
+        finish: FinishReason | None = None
+        for token in tokens:
+            emitted.append(token)
+            self.tokens.append(token)
+            finish = self._end_at(token)
+            if finish is not None:
+                break
+        if not self.request.stop:
+            self._decode([token for token in emitted if token not in self._stop_ids])
+        if finish is not None:
+            self._flush()
+        accepted = min(len(emitted), len(tokens) - 1)
+        self._steps += 1
+        self._drafted += drafted
+        self._verified += verified
+        self._accepted += accepted
+        delta = self._take_delta(finish)
+        return Commit(self.request.request_id, tuple(emitted), delta, finish, drafted, verified, accepted)
+
+    def _end_at(self, token: int) -> FinishReason | None:
+        if token in self._stop_ids:
+            return FinishReason.STOP
+        if self.request.stop:  # only stop strings need the text after every single token
+            self._decode([token])
+            if self._cut_at_stop():
+                return FinishReason.STOP
+        return FinishReason.LENGTH if self.output_length >= self._output_limit else None
+
+    def _decode(self, ids: Ids[int]) -> None:
+        self._text += self._detokenizer.push(ids)
+
+    def _cut_at_stop(self) -> bool:
+        """Cut the text before the earliest stop string in it."""
+        if not self.request.stop:
+            return False
+        found = find_stop(self._text, self.request.stop, self._shown)
+        if found is None:
+            return False
+        self._text = self._text[:found]
+        self._detokenizer = Detokenizer(lambda _: "")  # nothing held back may follow the cut
+        return True
+
+    def _flush(self) -> None:
+        self._text += self._detokenizer.flush()
+        self._cut_at_stop()
+
+    def _take_delta(self, finish: FinishReason | None) -> str:
+        held = 0 if finish is not None else held_length(self._text, self.request.stop)
+        delta = self._text[self._shown : len(self._text) - held]
+        self._shown += len(delta)
+        return delta
