@@ -17,6 +17,7 @@ from dcut_trt.sampling import TargetChoice
 from dcut_trt.scheduler import Batch, PrefillPart, Scheduler
 from dcut_trt.sequence import Sequence as LiveSequence
 from dcut_trt.spec.accept import accept
+from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import pack
 from dcut_trt.spec.policies import Policy
 from dcut_trt.tokenizer import Tokenizer
@@ -58,6 +59,7 @@ class Engine:
         self.scheduler = Scheduler(target.limits, max_queue, prefill_chunk)
         self.trace = StepTrace()
         self.clock = clock
+        self.cost_table: CostTable | None = None  # what profiling found, for whoever asks
         self._policy = policy
 
     @property

@@ -64,6 +64,11 @@ class StepTrace:
     _stage_ms: dict[str, float] = field(default_factory=dict)
     _started: float = 0.0
 
+    def reset(self) -> None:
+        """Forget everything measured so far, as after warm-up."""
+        self.records.clear()
+        self.totals = Totals()
+
     def start(self) -> None:
         """Begin a step."""
         self._stage_ms.clear()

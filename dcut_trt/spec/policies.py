@@ -41,7 +41,7 @@ class Plain:
     name = "plain"
     drafts = False
 
-    def drafts_at(self, batch: int) -> bool:  # noqa: ARG002
+    def drafts_at(self, batch: int) -> bool:
         return False
 
     def select(self, confidence: FloatArray) -> Selection:
@@ -54,7 +54,7 @@ class FixedDepth:
     name = "dflash"
     drafts = True
 
-    def drafts_at(self, batch: int) -> bool:  # noqa: ARG002
+    def drafts_at(self, batch: int) -> bool:
         return True
 
     def select(self, confidence: FloatArray) -> Selection:
@@ -71,7 +71,7 @@ class FixedRatio:
         self.name = f"ratio:{ratio:g}"
         self.ratio = ratio
 
-    def drafts_at(self, batch: int) -> bool:  # noqa: ARG002
+    def drafts_at(self, batch: int) -> bool:
         return True
 
     def select(self, confidence: FloatArray) -> Selection:
@@ -89,7 +89,7 @@ class DCut:
     def __init__(self, table: CostTable) -> None:
         self.table = table
 
-    def drafts_at(self, batch: int) -> bool:  # noqa: ARG002
+    def drafts_at(self, batch: int) -> bool:
         return True
 
     def select(self, confidence: FloatArray) -> Selection:

@@ -1,0 +1,174 @@
+"""Measure what a whole step costs on this machine, and fill the cost table with it."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from dcut_trt.admission import blocks_needed
+from dcut_trt.engine import Engine
+from dcut_trt.errors import CostTableError
+from dcut_trt.spec.cost_table import CostTable, load_cost_table, save_cost_table
+from dcut_trt.spec.packing import captured_batches
+from dcut_trt.spec.policies import FixedRatio, Policy, Selection
+from dcut_trt.types import FloatArray, Request
+
+logger = logging.getLogger(__name__)
+
+PROMPT_LENGTH = 96  # a context of this length stands behind the measured steps
+WARM_UP_STEPS = 2  # per ratio; the first step of a shape compiles its kernels
+MEASURED_STEPS = 5  # per ratio; their median is the entry
+
+Progress = Callable[[int, int], None]
+
+
+class _Bypass:
+    """No draft, but the drafter's context stays fed, so that drafting steps can follow."""
+
+    name = "bypass"
+    drafts = True
+
+    def drafts_at(self, batch: int) -> bool:
+        return False
+
+    def select(self, confidence: FloatArray) -> Selection:
+        return Selection(np.zeros(len(confidence), np.int32), None)
+
+
+def profile(
+    engine: Engine, ratios: tuple[float, ...], fingerprint: str, progress: Progress = lambda done, total: None
+) -> CostTable:
+    """Time whole engine steps for every captured batch size and ratio, and for plain decoding.
+
+    Ratios take turns step by step, so that a noisy moment hits all alike. The engine must be idle; it is idle after.
+    """
+    policies: list[Policy] = [*(FixedRatio(ratio) for ratio in ratios), _Bypass()]
+    served = engine.policy
+    batches = _batches_that_fit(engine, len(policies))
+    rows: list[list[float]] = []
+    try:
+        engine.policy = policies[0]
+        for done, batch in enumerate(batches):
+            progress(done, len(batches))
+            rows.append(_measure(engine, batch, policies))
+        progress(len(batches), len(batches))
+    finally:
+        engine.policy = served
+        engine.trace.reset()
+    medians = np.array(rows)  # [batches, R + 1], milliseconds
+    table = CostTable(
+        batches, ratios, medians[:, :-1], medians[:, -1], fingerprint, datetime.now(UTC).isoformat(timespec="seconds")
+    )
+    return table.with_state("flat") if table.flat else table
+
+
+def obtain_cost_table(
+    engine: Engine,
+    ratios: tuple[float, ...],
+    fingerprint: str,
+    path: Path,
+    *,
+    measure: bool = True,
+    progress: Progress = lambda done, total: None,
+) -> CostTable | None:
+    """The saved table when it is of this bundle and machine, else a new one, saved for the next start.
+
+    Whatever is wrong with a saved table is logged as a warning. measure False uses a stale table rather than none.
+    """
+    saved = _load(path, ratios, fingerprint)
+    if saved is not None and (saved.state != "stale" or not measure):
+        table = saved
+    elif measure:
+        table = profile(engine, ratios, fingerprint, progress)
+        try:
+            save_cost_table(table, path)
+        except OSError as error:
+            logger.warning("cost table: cannot be saved to %s (%s); the next start measures again", path, error)
+    else:
+        logger.warning("cost table: none, and measuring is off; dcut cannot choose")
+        return None
+    if table.flat:
+        logger.warning("cost table: flat, all ratios cost the same within 5 %%; pruning cannot pay on this machine")
+    return table
+
+
+def machine_fingerprint(bundle_key: str, runtime: str, threads: int | None) -> str:
+    """What a cost table depends on: the bundle, the runtime's version, the processor and the threads."""
+    return f"{bundle_key[:16]}; {runtime}; {_processor()}; threads {threads or 'auto'}"
+
+
+def _load(path: Path, ratios: tuple[float, ...], fingerprint: str) -> CostTable | None:
+    if not path.exists():
+        return None
+    try:
+        table = load_cost_table(path, fingerprint)
+    except CostTableError as error:
+        logger.warning("cost table: invalid, it is ignored: %s", error)
+        return None
+    if table.state == "stale":
+        logger.warning("cost table: stale, %s was measured on [%s], this is [%s]", path, table.fingerprint, fingerprint)
+    if table.ratios != ratios:
+        logger.warning("cost table: %s has ratios %s, the bundle has %s; it is ignored", path, table.ratios, ratios)
+        return None
+    return table
+
+
+def _measure(engine: Engine, batch: int, policies: list[Policy]) -> list[float]:
+    """Median step milliseconds per policy at this batch size."""
+    times: list[list[float]] = [[] for _ in policies]
+    for _ in range(WARM_UP_STEPS + MEASURED_STEPS):
+        for policy, series in zip(policies, times, strict=True):
+            engine.policy = policy
+            _fill(engine, batch, len(policies))
+            engine.step()
+            series.append(engine.trace.records[-1].step_ms)
+    for request_id in engine.scheduler.live_ids():
+        engine.cancel(request_id)
+    engine.step()
+    return [median(series[WARM_UP_STEPS:]) for series in times]
+
+
+def _fill(engine: Engine, batch: int, policies: int) -> None:
+    """Bring synthetic requests to decoding until `batch` of them are there."""
+    length, output = _request_shape(engine, policies)
+    while True:
+        for _ in range(batch - len(engine.scheduler.live_ids())):
+            ids = np.random.default_rng(engine.trace.totals.steps).integers(0, engine.limits.vocab_size, length)
+            engine.submit(Request(f"profile-{secrets.token_hex(8)}", tuple(ids.tolist()), output, ignore_eos=True))
+        running = engine.scheduler.running
+        if len(running) == batch and all(sequence.output_length > 0 for sequence in running):
+            return
+        engine.step()
+
+
+def _request_shape(engine: Engine, policies: int) -> tuple[int, int]:
+    """Prompt and output tokens of a synthetic request; the output outlasts the measured steps where max_len allows."""
+    limits = engine.limits
+    steps = (WARM_UP_STEPS + MEASURED_STEPS) * policies
+    output = min(limits.max_len - 1, steps * (limits.draft_length + 1))
+    return max(1, min(PROMPT_LENGTH, limits.max_len - output)), output
+
+
+def _batches_that_fit(engine: Engine, policies: int) -> tuple[int, ...]:
+    limits = engine.limits
+    length, output = _request_shape(engine, policies)
+    most = limits.num_blocks // blocks_needed(Request("profile", (0,) * length, output), limits)
+    fit = tuple(batch for batch in captured_batches(limits.max_batch) if batch <= most)
+    if fit[-1] < limits.max_batch:
+        logger.warning("cost table: KV memory holds %d synthetic requests; larger batches are not measured", most)
+    return fit
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,60 @@
+"""The composition root: the one place that names concrete backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dcut_trt.backends.openvino import load_openvino, runtime_version
+from dcut_trt.config import EngineOptions
+from dcut_trt.engine import Engine
+from dcut_trt.errors import EngineMismatch
+from dcut_trt.manifest import read_manifest, verify_files
+from dcut_trt.spec.policies import check_policy_name, make_policy
+from dcut_trt.spec.profiler import machine_fingerprint, obtain_cost_table
+from dcut_trt.tokenizer import Tokenizer
+
+COST_TABLE_NAME = "cost_table.json"
+
+
+def open_engine(
+    bundle: Path, options: EngineOptions, progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+) -> Engine:
+    """Check, load, profile and warm a bundle; the engine can serve when this returns.
+
+    progress is called with a stage name ("check", "load", "profile"), steps done and steps in all.
+    Raises BundleError, EngineMismatch, CostTableError or UnsupportedOption.
+    """
+    check_policy_name(options.policy)
+    progress("check", 0, 1)
+    manifest = read_manifest(bundle)
+    verify_files(bundle, manifest)
+    if manifest.backend != "openvino":
+        raise EngineMismatch(
+            f"{bundle} was built with --backend {manifest.backend}, which is an exchange format for engine builders; "
+            "serving on this machine needs --backend openvino. Rebuild it: dcut-trt build --backend openvino"
+        )
+    progress("load", 0, 1)
+    tokenizer = Tokenizer.load(bundle, manifest.tokenizer)
+    target, drafter = load_openvino(bundle, manifest, options)
+    # The profiler must draft; the policy that serves is set when the table is there.
+    engine = Engine(
+        target,
+        drafter,
+        tokenizer,
+        make_policy("dflash", None),
+        max_queue=options.max_queue,
+        prefill_chunk=options.prefill_chunk,
+    )
+    fingerprint = machine_fingerprint(manifest.key, runtime_version(), options.threads)
+    table = obtain_cost_table(
+        engine,
+        manifest.ratios,
+        fingerprint,
+        options.cost_table or bundle / COST_TABLE_NAME,
+        measure=options.profile,
+        progress=lambda done, total: progress("profile", done, total),
+    )
+    engine.policy = make_policy(options.policy, table)
+    engine.cost_table = table
+    return engine
