@@ -49,24 +49,16 @@ def profile(
 
     Ratios take turns step by step, so that a noisy moment hits all alike. The engine must be idle; it is idle after.
     """
-    policies: list[Policy] = [*(FixedRatio(ratio) for ratio in ratios), _Bypass()]
-    served = engine.policy
-    batches = _batches_that_fit(engine, len(policies))
-    rows: list[list[float]] = []
-    try:
-        engine.policy = policies[0]
-        for done, batch in enumerate(batches):
-            progress(done, len(batches))
-            rows.append(_measure(engine, batch, policies))
-        progress(len(batches), len(batches))
-    finally:
-        engine.policy = served
-        engine.trace.reset()
-    medians = np.array(rows)  # [batches, R + 1], milliseconds
-    table = CostTable(
-        batches, ratios, medians[:, :-1], medians[:, -1], fingerprint, datetime.now(UTC).isoformat(timespec="seconds")
-    )
+    measured = _sweep(engine, ratios, WARM_UP_STEPS + MEASURED_STEPS, progress)
+    medians = np.array([[median(series[WARM_UP_STEPS:]) for series in row] for row in measured.values()])
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    table = CostTable(tuple(measured), ratios, medians[:, :-1], medians[:, -1], fingerprint, now)
     return table.with_state("flat") if table.flat else table
+
+
+def warm_up(engine: Engine, ratios: tuple[float, ...], progress: Progress = lambda done, total: None) -> None:
+    """Run every captured shape once, so that no request pays for the compilation of its kernels."""
+    _sweep(engine, ratios, 1, progress)
 
 
 def obtain_cost_table(
@@ -78,25 +70,28 @@ def obtain_cost_table(
     measure: bool = True,
     progress: Progress = lambda done, total: None,
 ) -> CostTable | None:
-    """The saved table when it is of this bundle and machine, else a new one, saved for the next start.
+    """The saved table when it is of this bundle and machine, else a new one, saved for the next start; warms up.
 
     Whatever is wrong with a saved table is logged as a warning. measure False uses a stale table rather than none.
     """
-    saved = _load(path, ratios, fingerprint)
-    if saved is not None and (saved.state != "stale" or not measure):
-        table = saved
-    elif measure:
+    table = _load(path, ratios, fingerprint)
+    if measure and (table is None or table.state == "stale"):
         table = profile(engine, ratios, fingerprint, progress)
-        try:
-            save_cost_table(table, path)
-        except OSError as error:
-            logger.warning("cost table: cannot be saved to %s (%s); the next start measures again", path, error)
+        _save(table, path)
     else:
+        warm_up(engine, ratios, progress)
+    if table is None:
         logger.warning("cost table: none, and measuring is off; dcut cannot choose")
-        return None
-    if table.flat:
+    elif table.flat:
         logger.warning("cost table: flat, all ratios cost the same within 5 %%; pruning cannot pay on this machine")
     return table
+
+
+def _save(table: CostTable, path: Path) -> None:
+    try:
+        save_cost_table(table, path)
+    except OSError as error:
+        logger.warning("cost table: cannot be saved to %s (%s); the next start measures again", path, error)
 
 
 def machine_fingerprint(bundle_key: str, runtime: str, threads: int | None) -> str:
@@ -120,24 +115,34 @@ def _load(path: Path, ratios: tuple[float, ...], fingerprint: str) -> CostTable 
     return table
 
 
-def _measure(engine: Engine, batch: int, policies: list[Policy]) -> list[float]:
-    """Median step milliseconds per policy at this batch size."""
-    times: list[list[float]] = [[] for _ in policies]
-    for _ in range(WARM_UP_STEPS + MEASURED_STEPS):
-        for policy, series in zip(policies, times, strict=True):
-            engine.policy = policy
-            _fill(engine, batch, len(policies))
-            engine.step()
-            series.append(engine.trace.records[-1].step_ms)
-    for request_id in engine.scheduler.live_ids():
-        engine.cancel(request_id)
-    engine.step()
-    return [median(series[WARM_UP_STEPS:]) for series in times]
+def _sweep(engine: Engine, ratios: tuple[float, ...], steps: int, progress: Progress) -> dict[int, list[list[float]]]:
+    """Step milliseconds per captured batch size: one series of `steps` per ratio, and one without drafting."""
+    policies: list[Policy] = [*(FixedRatio(ratio) for ratio in ratios), _Bypass()]
+    length, output = _request_shape(engine, steps * len(policies))
+    batches = _batches_that_fit(engine, length, output)
+    served, engine.policy = engine.policy, policies[0]
+    measured: dict[int, list[list[float]]] = {}
+    try:
+        for done, batch in enumerate(batches):
+            progress(done, len(batches))
+            measured[batch] = [[] for _ in policies]
+            for _ in range(steps):
+                for policy, series in zip(policies, measured[batch], strict=True):
+                    engine.policy = policy
+                    _fill(engine, batch, length, output)
+                    engine.step()
+                    series.append(engine.trace.records[-1].step_ms)
+            _empty(engine)
+    finally:
+        _empty(engine)
+        engine.policy = served
+        engine.trace.reset()
+    progress(len(batches), len(batches))
+    return measured
 
 
-def _fill(engine: Engine, batch: int, policies: int) -> None:
+def _fill(engine: Engine, batch: int, length: int, output: int) -> None:
     """Bring synthetic requests to decoding until `batch` of them are there."""
-    length, output = _request_shape(engine, policies)
     while True:
         for _ in range(batch - len(engine.scheduler.live_ids())):
             ids = np.random.default_rng(engine.trace.totals.steps).integers(0, engine.limits.vocab_size, length)
@@ -148,17 +153,21 @@ def _fill(engine: Engine, batch: int, policies: int) -> None:
         engine.step()
 
 
-def _request_shape(engine: Engine, policies: int) -> tuple[int, int]:
-    """Prompt and output tokens of a synthetic request; the output outlasts the measured steps where max_len allows."""
+def _empty(engine: Engine) -> None:
+    for request_id in engine.scheduler.live_ids():
+        engine.cancel(request_id)
+    engine.step()
+
+
+def _request_shape(engine: Engine, steps: int) -> tuple[int, int]:
+    """Prompt and output tokens of a synthetic request; the output outlasts the steps where max_len allows."""
     limits = engine.limits
-    steps = (WARM_UP_STEPS + MEASURED_STEPS) * policies
     output = min(limits.max_len - 1, steps * (limits.draft_length + 1))
     return max(1, min(PROMPT_LENGTH, limits.max_len - output)), output
 
 
-def _batches_that_fit(engine: Engine, policies: int) -> tuple[int, ...]:
+def _batches_that_fit(engine: Engine, length: int, output: int) -> tuple[int, ...]:
     limits = engine.limits
-    length, output = _request_shape(engine, policies)
     most = limits.num_blocks // blocks_needed(Request("profile", (0,) * length, output), limits)
     fit = tuple(batch for batch in captured_batches(limits.max_batch) if batch <= most)
     if fit[-1] < limits.max_batch:
