@@ -57,7 +57,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.limits = target.limits
         self.scheduler = Scheduler(target.limits, max_queue, prefill_chunk)
-        self.trace = StepTrace()
+        self.trace = StepTrace(lambda: target.network_ms + drafter.network_ms)
         self.clock = clock
         self.cost_table: CostTable | None = None  # what profiling found, for whoever asks
         self._policy = policy

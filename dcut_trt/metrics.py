@@ -19,8 +19,8 @@ StepKind = Literal["decode", "prefill"]
 class StepRecord:
     """One step. rows: K computed by the target.  possible: B * (D + 1), or the rows of a prefill.
 
-    kept, accepted: draft tokens.  emitted: output tokens.  Times in milliseconds; host time is
-    step_ms - draft_ms - verify_ms and contains select_ms (score, select, pack).
+    kept, accepted: draft tokens.  emitted: output tokens.  Times in milliseconds: draft_ms, select_ms (score, select,
+    pack) and verify_ms are stages; network_ms is what the runtime's own calls took, the rest of the step is host time.
     """
 
     kind: StepKind
@@ -34,11 +34,12 @@ class StepRecord:
     draft_ms: float
     select_ms: float
     verify_ms: float
+    network_ms: float
     step_ms: float
 
     @property
     def host_ms(self) -> float:
-        return self.step_ms - self.draft_ms - self.verify_ms
+        return self.step_ms - self.network_ms
 
 
 @dataclass(slots=True)
@@ -56,13 +57,18 @@ class Totals:
 
 @dataclass(slots=True)
 class StepTrace:
-    """Stage clocks wrapped around the engine's stages, and the records of its latest steps."""
+    """Stage clocks wrapped around the engine's stages, and the records of its latest steps.
 
+    network_ms: milliseconds that both networks have taken since the start.
+    """
+
+    network_ms: Callable[[], float]
     clock: Callable[[], float] = time.perf_counter
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=4096))
     totals: Totals = field(default_factory=Totals)
     _stage_ms: dict[str, float] = field(default_factory=dict)
     _started: float = 0.0
+    _network_before: float = 0.0
 
     def reset(self) -> None:
         """Forget everything measured so far, as after warm-up."""
@@ -72,6 +78,7 @@ class StepTrace:
     def start(self) -> None:
         """Begin a step."""
         self._stage_ms.clear()
+        self._network_before = self.network_ms()
         self._started = self.clock()
 
     @contextmanager
@@ -99,6 +106,7 @@ class StepTrace:
             draft_ms=self._stage_ms.get("draft", 0.0),
             select_ms=self._stage_ms.get("select", 0.0),
             verify_ms=self._stage_ms.get("verify", 0.0),
+            network_ms=self.network_ms() - self._network_before,
             step_ms=(self.clock() - self._started) * 1e3,
         )
         self.records.append(record)

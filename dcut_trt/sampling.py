@@ -12,6 +12,8 @@ from dcut_trt.sequence import Sequence
 from dcut_trt.types import FloatArray, IntArray, SamplingParams, Verified
 
 _SEGMENT = 256  # ids per segment of the two-level inverse CDF
+# A temperature outside of float32's range would become 0 or infinite, and the weights NaN.
+_COLDEST, _HOTTEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _TARGET_SAMPLE = 0  # purpose word of the counter: the target's own token
 
 
@@ -80,8 +82,9 @@ def _truncate(logits: FloatArray, peak: float, params: SamplingParams) -> tuple[
 
 
 def _weights(logits: FloatArray, peak: float, params: SamplingParams) -> FloatArray:
+    temperature = np.float32(min(max(params.temperature, _COLDEST), _HOTTEST))
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the peak to exp(-inf) = 0, as it should
-        weights: FloatArray = np.exp((logits - peak) / np.float32(params.temperature))
+        weights: FloatArray = np.exp((logits - peak) / temperature)
     return weights
 
 

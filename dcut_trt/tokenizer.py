@@ -38,8 +38,11 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exception for every malformed file
             raise BundleError(f"{bundle / TOKENIZER_NAME} cannot be read: {error}") from error
         template_path = bundle / TEMPLATE_NAME
-        template = template_path.read_text(encoding="utf-8") if template_path.is_file() else None
-        return cls(core, spec, template)
+        try:
+            template = template_path.read_text(encoding="utf-8") if template_path.is_file() else None
+            return cls(core, spec, template)
+        except (jinja2.TemplateError, ValueError) as error:
+            raise BundleError(f"{template_path} cannot be read: {error}") from error
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; add_special_tokens False for text that a chat template rendered."""
@@ -63,7 +66,7 @@ class Tokenizer:
                 bos_token=self._special.get(self._bos_id, "") if self._bos_id is not None else "",
                 eos_token=self._special.get(self.eos_ids[0], "") if self.eos_ids else "",
             )
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a stranger's program: it may break in any way on messages it did not expect
             raise InvalidRequest(
                 "chat.messages", f"{len(messages)} messages", f"refused by template: {error}"
             ) from error

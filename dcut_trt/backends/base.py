@@ -31,6 +31,10 @@ class Target(Protocol):
 
     limits: Limits
 
+    @property
+    def network_ms(self) -> float:
+        """Milliseconds spent inside the runtime's own calls since the start; the rest of a step is host time."""
+
     def forward(self, rows: Rows, head_rows: IntArray, logit_rows: IntArray) -> Verified:
         """Run K packed rows.
 
@@ -43,6 +47,10 @@ class Target(Protocol):
 
 class Drafter(Protocol):
     """The DFlash block drafter. Writes its own KV cache for the context features it is given."""
+
+    @property
+    def network_ms(self) -> float:
+        """As in Target."""
 
     def propose(self, drafts: DraftInput) -> Draft:
         """Append the new context features, then draft D tokens for every request in one pass."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ class _Graph:
         self._inputs = {port.any_name: index for index, port in enumerate(self._model.inputs)}
         self._outputs = {port.any_name: index for index, port in enumerate(self._model.outputs)}
         self._cache: list[ov.Tensor] = []
+        self.network_ms = 0.0
 
     def allocate_cache(self, layers: int, num_blocks: int, kind: ov.Type) -> None:
         """Bind key_cache.i and value_cache.i; the graph writes them in place."""
@@ -111,7 +113,9 @@ class _Graph:
         tensors = [(self._inputs[name], ov.Tensor(value, shared_memory=True)) for name, value in inputs.items()]
         for index, tensor in tensors:
             self._request.set_input_tensor(index, tensor)
+        begun = time.perf_counter()
         self._request.infer()
+        self.network_ms += (time.perf_counter() - begun) * 1e3
 
     def output(self, name: str) -> NDArray[Any]:
         """A view that the next run overwrites."""
@@ -129,6 +133,10 @@ class OpenVinoTarget:
     def __init__(self, graph: _Graph, limits: Limits) -> None:
         self.limits = limits
         self._graph = graph
+
+    @property
+    def network_ms(self) -> float:
+        return self._graph.network_ms
 
     def forward(self, rows: Rows, head_rows: IntArray, logit_rows: IntArray) -> Verified:
         self._graph.run(
@@ -155,6 +163,10 @@ class OpenVinoDrafter:
         self._width = limits.draft_length + 1
         self._mask = mask_token_id
         self._causal = causal
+
+    @property
+    def network_ms(self) -> float:
+        return self._graph.network_ms
 
     def propose(self, drafts: DraftInput) -> Draft:
         """One subsequence per request: [new context rows, anchor, MASK x D].

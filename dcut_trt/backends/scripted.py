@@ -71,11 +71,13 @@ class ScriptedTarget:
         self.limits = limits
         self.calls: list[int] = []  # rows of every call
         self.delay_s = delay_s
+        self.network_ms = 0.0
         self._script = script
         self._cache = _PagedTokens(limits)
 
     def forward(self, rows: Rows, head_rows: IntArray, logit_rows: IntArray) -> Verified:
         time.sleep(self.delay_s)
+        self.network_ms += self.delay_s * 1e3
         self.calls.append(len(rows.token_ids))
         states = np.zeros(len(rows.token_ids), np.int64)
         for index, (past, table) in enumerate(zip(rows.past_lens.tolist(), rows.block_tables, strict=True)):
@@ -99,6 +101,7 @@ class ScriptedDrafter:
         self._script = script
         self._limits = limits
         self._accuracy = accuracy
+        self.network_ms = 0.0
         self._cache = _PagedTokens(limits)
         self._generator = np.random.default_rng(seed)
 

@@ -93,7 +93,7 @@ def load_cost_table(path: Path, fingerprint: str) -> CostTable:
         )
     except CostTableError as error:
         raise CostTableError(f"{path}: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, OverflowError, KeyError, TypeError) as error:
         raise CostTableError(f"{path}: not a cost table: {error!r}") from error
     if table.fingerprint != fingerprint:
         return table.with_state("stale")
