@@ -1,0 +1,90 @@
+"""Runs emitted ONNX graphs under ONNX Runtime, with the caches that docs/graphs.md describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def i32(values: Any) -> NDArray[np.int32]:
+    return np.asarray(values, np.int32)
+
+
+def ragged(lengths: Sequence[int]) -> NDArray[np.int32]:
+    """Where each request's rows begin, and how many there are in all: [B + 1]."""
+    return i32(np.cumsum([0, *lengths]))
+
+
+class WindowRunner:
+    """One graph and the caches of `batch` requests, each with max_len slots."""
+
+    def __init__(self, path: Path, batch: int) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3  # below: one warning per TensorScatter that it copies the cache
+        self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.batch = batch
+        self.inputs = {value.name: value for value in self.session.get_inputs()}
+        kinds = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+        self.caches: Arrays = {
+            name: np.zeros((batch, *value.shape[1:]), kinds[value.type])
+            for name, value in self.inputs.items()
+            if "_cache." in name
+        }
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
+        """All outputs but the caches, which stay for the next call."""
+        names = [value.name for value in self.session.get_outputs()]
+        outputs = dict(zip(names, self.session.run(names, {**feeds, **self.caches}), strict=True))
+        self.caches = {name: outputs.pop(name.replace("_cache.", "_cache_out.")) for name in self.caches}
+        return outputs
+
+    def poison(self, lengths: Sequence[int], seed: int) -> None:
+        """Overwrite every slot past each request's own with large noise."""
+        rng = np.random.default_rng(seed)
+        for cache in self.caches.values():
+            for row, length in enumerate(lengths):
+                cache[row, :, length:] = 1e3 * rng.standard_normal(cache[row, :, length:].shape)
+
+    def target(self, chunks: Sequence[Sequence[int]], starts: Sequence[int], padding: int = 0) -> Arrays:
+        """Feed chunks[b] to request b from slot starts[b], all rows with logits; padding adds rows of no request."""
+        lengths = [len(chunk) for chunk in chunks]
+        depths = [depth for length in lengths for depth in range(length)]
+        rows = np.repeat(np.arange(self.batch), lengths)
+        feeds = {
+            "token_ids": i32([token for chunk in chunks for token in chunk] + [0] * padding),
+            "positions": i32([*(np.asarray(starts)[rows] + depths), *[0] * padding]),
+            "request_rows": i32([*rows, *[0] * padding]),
+            "depths": i32(depths + [0] * padding),
+            "subsequence_begins": ragged(lengths),
+            "write_indices": i32(starts),
+            "head_rows": i32(range(len(depths))),
+            "logit_rows": i32(range(len(depths))),
+        }
+        if "window_offsets" in self.inputs:
+            feeds["window_offsets"] = i32(range(max(lengths)))
+        return self.run(feeds)
+
+    def drafter(
+        self, contexts: Sequence[NDArray[np.float32]], anchors: Sequence[int], starts: Sequence[int], block_size: int
+    ) -> Arrays:
+        """Append contexts[b] [c, F] from slot starts[b], and draft after anchors[b]."""
+        lengths = [len(context) for context in contexts]
+        feeds = {
+            "features": np.concatenate(contexts),
+            "context_positions": i32(
+                [start + depth for start, n in zip(starts, lengths, strict=True) for depth in range(n)]
+            ),
+            "context_begins": ragged(lengths),
+            "anchors": i32(anchors),
+            "write_indices": i32(starts),
+            "window_offsets": i32(range(max(lengths) + block_size)),
+        }
+        return self.run(feeds)
