@@ -106,14 +106,15 @@ class Engine:
         self.drafter.close()
 
     def step(self) -> list[StepEvent]:
-        """Advance every decoding request by at least one token, or prompts by a chunk (paper, Section 3.1)."""
+        """Let leavers go, or prompts advance by a chunk, or all others by at least one token (paper, Section 3.1)."""
         self.trace.start()
         batch = self.scheduler.schedule(self.clock())
-        events = _leave_events(batch)
+        if batch.cancelled or batch.expired:
+            return _leave_events(batch)  # before a network runs: a step that fails must not lose these
         if batch.prefill:
-            return events + self._prefill(batch.prefill)
+            return self._prefill(batch.prefill)
         if not batch.decode:
-            return events
+            return []
         draft = self._draft(batch.decode)
         plan = self._select(batch.decode, draft)
         verified, choice = self._verify(batch.decode, plan)
@@ -125,7 +126,7 @@ class Engine:
         commits = self._settle(batch.decode, plan.cu_lens, verified, advanced)
         possible = len(batch.decode) * (self.limits.draft_length + 1)
         self.trace.finish("decode", commits, len(batch.decode), plan.size, possible, plan.ratio)
-        return events + [event for event, _ in advanced]
+        return [event for event, _ in advanced]
 
     def _draft(self, sequences: Live) -> Draft | None:
         if not self._policy.drafts_at(len(sequences)):

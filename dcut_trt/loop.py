@@ -15,6 +15,7 @@ from dcut_trt.types import Request, StepEvent, Usage
 logger = logging.getLogger(__name__)
 
 _NO_USAGE = Usage(0, 0, 0, 0, 0, 0)
+_POLL_S = 0.01  # how often drain() looks whether the live requests have ended
 
 
 class LoopState(enum.Enum):
@@ -46,7 +47,6 @@ class EngineLoop:
         self._publish = publish
         self._on_state = on_state
         self._wake = threading.Event()
-        self._idle = threading.Event()
         self._closing = False
         # Between the check of the state and the queueing of a request the state must not change: a request queued
         # after the last look at the queue would never get an event.
@@ -67,7 +67,6 @@ class EngineLoop:
             if self.state is not LoopState.RUNNING:
                 raise EngineUnavailable(f"the engine is {self.state.value}; no request is taken")
             self.engine.submit(request)
-            self._idle.clear()
         self._wake.set()
 
     def abort(self, request_id: str) -> bool:
@@ -87,7 +86,7 @@ class EngineLoop:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self._idle.wait(min(left, 0.1))
+            time.sleep(min(left, _POLL_S))
         return True
 
     def close(self) -> None:
@@ -119,7 +118,6 @@ class EngineLoop:
 
     def _rest(self) -> None:
         self.engine.scheduler.check_invariants()
-        self._idle.set()
         self._wake.wait()
         self._wake.clear()
 
@@ -127,11 +125,10 @@ class EngineLoop:
         with self._gate:
             self.failure = error
             self._set_state(LoopState.FAILED)
-        fault = EngineUnavailable(f"the engine failed: {error!r}")
+        fault = EngineUnavailable("the engine failed; the log has the details")
         lost = [
             StepEvent(request_id, (), "", _NO_USAGE, error=fault) for request_id in self.engine.scheduler.live_ids()
         ]
-        self._idle.set()
         if lost:
             self._publish(lost)
 

@@ -84,8 +84,7 @@ class Scheduler:
     def schedule(self, now: float) -> Batch:
         """Let leavers go, admit what fits, then take turns: a prefill chunk, a decode step, while both have work."""
         with self._lock:
-            cancelled = tuple(self._remove(request_id) for request_id in self._cancelled if request_id in self._live)
-            self._cancelled.clear()
+            cancelled = tuple(self._remove(request_id) for request_id in list(self._cancelled))
             expired = tuple(self._remove(request_id) for request_id in self._expired(now))
             self._admit()
         decode = tuple(sequence for sequence in self.running if sequence.kv_len >= sequence.prompt_length)
@@ -110,6 +109,7 @@ class Scheduler:
 
     def _remove(self, request_id: str) -> Sequence:
         sequence = self._live.pop(request_id)
+        self._cancelled.pop(request_id, None)  # a cancel that came too late must not hit the next request of this id
         if len(sequence.block_table) == 0:
             self.waiting.remove(sequence)
         else:

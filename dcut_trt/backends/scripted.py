@@ -157,6 +157,7 @@ def scripted_engine(  # noqa: PLR0913 - knobs of a test double
     prefill_chunk: int = 64,
     delay_s: float = 0.0,
     seed: int = 0,
+    script: Script | None = None,
 ) -> Engine:
     """An engine over the script, with the byte tokenizer; num_blocks None gives every request its longest outcome."""
     blocks_each = -(-(max_len + draft_length) // block_size)
@@ -169,7 +170,7 @@ def scripted_engine(  # noqa: PLR0913 - knobs of a test double
         num_blocks=num_blocks or max_batch * blocks_each,
         feature_size=2,
     )
-    script = Script(limits.vocab_size, 256, mean_length, seed)
+    script = script or Script(limits.vocab_size, 256, mean_length, seed)
     chosen = make_policy(policy, None) if isinstance(policy, str) else policy
     return Engine(
         ScriptedTarget(script, limits, delay_s),

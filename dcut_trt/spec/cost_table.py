@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from dcut_trt.errors import CostTableError
 
+COST_TABLE_NAME = "cost_table.json"  # inside a bundle, beside the manifest
+
 # Below this spread between the cheapest and the dearest ratio at the largest batch, the table cannot tell them apart.
 FLAT_SPREAD = 1.05
 

@@ -128,8 +128,9 @@ def _sweep(engine: Engine, ratios: tuple[float, ...], steps: int, progress: Prog
             measured[batch] = [[] for _ in policies]
             for _ in range(steps):
                 for policy, series in zip(policies, measured[batch], strict=True):
-                    engine.policy = policy
+                    engine.policy = policies[-1]  # while a batch is filled nobody may run ahead and end
                     _fill(engine, batch, length, output)
+                    engine.policy = policy
                     engine.step()
                     series.append(engine.trace.records[-1].step_ms)
             _empty(engine)
@@ -162,17 +163,24 @@ def _empty(engine: Engine) -> None:
 def _request_shape(engine: Engine, steps: int) -> tuple[int, int]:
     """Prompt and output tokens of a synthetic request; the output outlasts the steps where max_len allows."""
     limits = engine.limits
-    output = min(limits.max_len - 1, steps * (limits.draft_length + 1))
+    fill_steps = _chunks(engine, limits.max_batch, PROMPT_LENGTH)
+    output = min(limits.max_len - 1, steps * (limits.draft_length + 1) + fill_steps)
     return max(1, min(PROMPT_LENGTH, limits.max_len - output)), output
 
 
 def _batches_that_fit(engine: Engine, length: int, output: int) -> tuple[int, ...]:
     limits = engine.limits
     most = limits.num_blocks // blocks_needed(Request("profile", (0,) * length, output), limits)
-    fit = tuple(batch for batch in captured_batches(limits.max_batch) if batch <= most)
+    captured = captured_batches(limits.max_batch)
+    fit = tuple(batch for batch in captured if batch <= most and _chunks(engine, batch, length) < output)
     if fit[-1] < limits.max_batch:
-        logger.warning("cost table: KV memory holds %d synthetic requests; larger batches are not measured", most)
+        logger.warning("cost table: at most %d synthetic requests fit; larger batches are not measured", fit[-1])
     return fit
+
+
+def _chunks(engine: Engine, batch: int, length: int) -> int:
+    """Prefill steps of a batch; between any two of them, whoever is complete already decodes once."""
+    return -(-batch * length // engine.scheduler.prefill_chunk)
 
 
 def _processor() -> str:

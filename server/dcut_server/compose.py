@@ -10,11 +10,10 @@ from dcut_trt.config import EngineOptions
 from dcut_trt.engine import Engine
 from dcut_trt.errors import EngineMismatch
 from dcut_trt.manifest import read_manifest, verify_files
+from dcut_trt.spec.cost_table import COST_TABLE_NAME
 from dcut_trt.spec.policies import check_policy_name, make_policy
 from dcut_trt.spec.profiler import machine_fingerprint, obtain_cost_table
 from dcut_trt.tokenizer import Tokenizer
-
-COST_TABLE_NAME = "cost_table.json"
 
 
 def open_engine(

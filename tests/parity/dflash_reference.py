@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from dcut_engines.model_config import DrafterConfig, RopeConfig, Weights
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from dcut_engines.model_config import DrafterConfig, RopeConfig, Weights
 
 FloatArray = NDArray[np.float32]
 MAX_POSITION = 512

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
-from dcut_engines.model_config import DrafterConfig
 from numpy.typing import NDArray
 
+from dcut_engines.model_config import DrafterConfig
 from dcut_trt.backends.openvino import restore_head_info
 
 Arrays = dict[str, NDArray[Any]]

@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from dcut_engines.model_config import RopeConfig
 from dflash_reference import MAX_POSITION, TinyDrafter, draft_block, rope_parameters, tiny_drafter
 from transformers import Qwen3Config, Qwen3Model
+
+from dcut_engines.model_config import RopeConfig
 
 ROPES = [
     RopeConfig(theta=10000.0),

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dcut_engines.emit_onnx import emit_drafter
-from dcut_engines.model_config import RopeConfig
 from dflash_reference import TinyDrafter, draft_block, tiny_drafter
 from window_runner import WindowRunner
+
+from dcut_engines.emit_onnx import emit_drafter
+from dcut_engines.model_config import RopeConfig
 
 TOLERANCE = 1e-4  # absolute, on probabilities, fp32 on both sides
 MAX_LEN = 96

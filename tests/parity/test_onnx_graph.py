@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from dcut_engines.emit_onnx import emit_drafter, emit_target
-from dcut_engines.onnx_graph import ELEMENT_TYPES, OnnxPrecision
 from dflash_reference import tiny_drafter
 from tiny_targets import tiny_llama, tiny_qwen3
 from window_runner import WindowRunner
+
+from dcut_engines.emit_onnx import emit_drafter, emit_target
+from dcut_engines.onnx_graph import ELEMENT_TYPES, OnnxPrecision
 
 PRECISIONS: tuple[OnnxPrecision, ...] = ("fp32", "fp16", "bf16")
 LAYER_OPS = ("RMSNormalization", "RotaryEmbedding", "TensorScatter", "Attention")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dcut_engines.emit_onnx import emit_target
 from tiny_targets import TinyTarget, tiny_llama, tiny_qwen3
 from window_runner import Arrays, WindowRunner, i32
+
+from dcut_engines.emit_onnx import emit_target
 
 TOLERANCE = 1e-4  # absolute, on logits and features of order one, fp32 on both sides
 MAX_LEN = 96

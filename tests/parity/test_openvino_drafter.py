@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dcut_engines.emit_openvino import emit_drafter
-from dcut_engines.model_config import RopeConfig
 from dflash_reference import TinyDrafter, draft_block, tiny_drafter
 from graph_runner import DraftRows, PagedRunner, run_drafter
+
+from dcut_engines.emit_openvino import emit_drafter
+from dcut_engines.model_config import RopeConfig
 
 TOLERANCE = 1e-4
 SUBSET = np.array([3, 60, 8, 5, 0, 41, 22, 17], np.int32)  # in no order: a logit's index is not its token id
@@ -21,7 +22,7 @@ DRAFTERS = {
     "block_8_yarn": {"block_size": 8, "layers": 3, "rope": YARN},
 }
 # New context rows of three requests in each call; the first call is the prompt.
-CALLS = ([40, 1, 30], [1, 4, 2], [3, 1, 1], [2, 30, 4])
+CALLS = ([40, 1, 30], [1, 4, 2], [0, 1, 0], [2, 30, 4])
 
 
 @pytest.mark.parametrize("vocab", [None, SUBSET], ids=["whole_vocab", "draft_vocab"])

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import openvino as ov
-from dcut_engines.emit_openvino import PagedGraph
 from graph_runner import PagedRunner
 from numpy.typing import NDArray
 from tiny_targets import tiny_llama
+
+from dcut_engines.emit_openvino import PagedGraph
 
 FloatArray = NDArray[np.float32]
 

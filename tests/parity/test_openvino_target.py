@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 import pytest
-from dcut_engines.emit_openvino import emit_target
 from graph_runner import PagedRunner, TargetRows, run_target
 from tiny_targets import FloatArray, TinyTarget, tiny_llama, tiny_qwen3
+
+from dcut_engines.emit_openvino import PagedGraph, emit_target
 
 TOLERANCE = 1e-4
 LENGTHS = (75, 41, 64)  # across block boundaries of 32, and one on it
@@ -108,6 +110,12 @@ def test_block_tables_may_be_longer_than_needed(case: Case) -> None:
         np.testing.assert_allclose(outputs["logits"], logits, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+def test_a_prefill_chunk_may_want_no_token(case: Case) -> None:
+    outputs = run_target(case.runner, case.rows([0, 0, 0], [33, 8, 2]), head_rows=[])
+    assert outputs["argmax"].shape == (0,)
+    case.check([33, 8, 2], [40, 9, 5])
+
+
 @pytest.mark.parametrize("layers", [(), (1,), (2, 0, 1)])
 def test_features_are_the_listed_layers_in_order(layers: tuple[int, ...], tmp_path: Path) -> None:
     target = tiny_llama()
@@ -117,6 +125,17 @@ def test_features_are_the_listed_layers_in_order(layers: tuple[int, ...], tmp_pa
     outputs = run_target(PagedRunner(tmp_path / "target.xml"), [TargetRows(0, 0, tokens)])
     if layers:
         np.testing.assert_allclose(outputs["features"], target.features(tokens, layers), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("vocab", [97, 512, 768])
+def test_argmax_is_the_first_of_equals(vocab: int, tmp_path: Path) -> None:
+    graph = PagedGraph(tiny_llama().config, {}, "fp32", 1)
+    token, peak = graph.argmax(graph.parameter("logits", [-1, vocab], ov.Type.f32))
+    graph.save({"token": token, "peak": peak}, tmp_path / "argmax.xml")
+    logits = np.random.default_rng(0).integers(-9, 9, size=(40, vocab)).astype(np.float32)
+    outputs = PagedRunner(tmp_path / "argmax.xml").run({"logits": logits})
+    np.testing.assert_array_equal(outputs["token"], logits.argmax(-1))
+    np.testing.assert_array_equal(outputs["peak"], logits.max(-1))
 
 
 def test_bf16_follows_fp32(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from dcut_engines.model_config import RopeConfig
-from dcut_engines.networks.rope import rope_tables
 from dflash_reference import rope_parameters
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from dcut_engines.model_config import RopeConfig
+from dcut_engines.networks.rope import rope_tables
 
 POSITIONS = 4096
 ROPES = {

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from dcut_engines.model_config import DecoderConfig, RopeConfig, Weights
-from dcut_engines.weights import decoder_shapes
 from dflash_reference import MAX_POSITION, rope_parameters
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from dcut_engines.model_config import DecoderConfig, RopeConfig, Weights
+from dcut_engines.weights import decoder_shapes
 
 FloatArray = NDArray[np.float32]
 

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from dcut_engines.build_options import BuildOptions
-from dcut_engines.cli import add_build_parser, run_build
 from tiny_checkpoints import TARGET, write_drafter, write_target
 
+from dcut_engines.build_options import BuildOptions
+from dcut_engines.cli import add_build_parser, run_build
 from dcut_trt.manifest import read_manifest
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
+from tiny_bundles import changed, tiny_options, wrote
+from tiny_checkpoints import CHAT_TEMPLATE, DRAFTER, QWEN3, TARGET, TOKENS, write_drafter, write_target
+
 from dcut_engines import bundle as bundle_module
 from dcut_engines.build_options import BuildOptions, InvalidOption
 from dcut_engines.bundle import build
 from dcut_engines.checkpoint import load_target
 from dcut_engines.sources import resolve_target
-from tiny_bundles import changed, tiny_options, wrote
-from tiny_checkpoints import CHAT_TEMPLATE, DRAFTER, QWEN3, TARGET, TOKENS, write_drafter, write_target
-
 from dcut_trt.errors import DrafterMismatch, UnknownModel
 from dcut_trt.manifest import Manifest, file_sha256, read_manifest, verify_files
 from dcut_trt.tokenizer import Tokenizer

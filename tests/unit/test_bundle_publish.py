@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_bundles import changed, leftovers, tiny_options, wrote
+
 from dcut_engines import bundle as bundle_module
 from dcut_engines import publish
 from dcut_engines.build_options import BuildOptions
 from dcut_engines.bundle import build
-from tiny_bundles import changed, leftovers, tiny_options, wrote
-
 from dcut_trt.errors import BundleError
 from dcut_trt.manifest import read_manifest, verify_files
 

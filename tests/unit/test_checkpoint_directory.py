@@ -8,11 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dcut_engines.checkpoint import load_target
-from dcut_engines.hf_config import read_decoder_config
-from dcut_engines.model_config import RopeConfig
-from dcut_engines.sources import Source
-from dcut_engines.weights import decoder_shapes
 from tiny_checkpoints import (
     QWEN3,
     TARGET,
@@ -23,6 +18,11 @@ from tiny_checkpoints import (
     write_target,
 )
 
+from dcut_engines.checkpoint import load_target
+from dcut_engines.hf_config import read_decoder_config
+from dcut_engines.model_config import RopeConfig
+from dcut_engines.sources import Source
+from dcut_engines.weights import decoder_shapes
 from dcut_trt.errors import UnknownModel, UnsupportedModel
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"

@@ -8,10 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dcut_engines.checkpoint import TargetCheckpoint, load_target
-from dcut_engines.drafter_checkpoint import DrafterCheckpoint, check_drafter_fits, load_drafter, read_draft_vocab
-from dcut_engines.model_config import DrafterConfig, RopeConfig
-from dcut_engines.sources import Source, resolve_drafter, resolve_target
 from safetensors import safe_open
 from tiny_checkpoints import (
     DRAFTER,
@@ -23,6 +19,10 @@ from tiny_checkpoints import (
     write_target,
 )
 
+from dcut_engines.checkpoint import TargetCheckpoint, load_target
+from dcut_engines.drafter_checkpoint import DrafterCheckpoint, check_drafter_fits, load_drafter, read_draft_vocab
+from dcut_engines.model_config import DrafterConfig, RopeConfig
+from dcut_engines.sources import Source, resolve_drafter, resolve_target
 from dcut_trt.errors import DrafterMismatch, UnknownModel, UnsupportedModel
 
 FLASH = DRAFTER["dflash_config"]

@@ -10,15 +10,15 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from tiny_checkpoints import Arrays, add_field, random_arrays, tiny_decoder, write_gguf
+
 from dcut_engines.checkpoint import load_target
 from dcut_engines.gguf_file import read_gguf
 from dcut_engines.gguf_target import read_gguf_config, read_gguf_weights
 from dcut_engines.model_config import DecoderConfig, RopeConfig
 from dcut_engines.sources import Source
 from dcut_engines.weights import decoder_shapes
-from numpy.typing import NDArray
-from tiny_checkpoints import Arrays, add_field, random_arrays, tiny_decoder, write_gguf
-
 from dcut_trt.errors import DcutError, UnknownModel, UnsupportedModel
 
 

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_checkpoints import CHAT_TEMPLATE, TARGET, TOKENS, random_arrays, tiny_decoder, write_gguf, write_target
+from tokenizers import Tokenizer, pre_tokenizers
+
 from dcut_engines.checkpoint import load_target
 from dcut_engines.gguf_file import read_gguf
 from dcut_engines.gguf_tokenizer import build_tokenizer
 from dcut_engines.sources import Source
 from dcut_engines.tokenizer_files import read_directory_tokenizer, read_gguf_tokenizer
 from dcut_engines.weights import decoder_shapes
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tiny_checkpoints import CHAT_TEMPLATE, TARGET, TOKENS, random_arrays, tiny_decoder, write_gguf, write_target
-from tokenizers import Tokenizer, pre_tokenizers
-
 from dcut_trt.errors import UnknownModel, UnsupportedModel
 
 TEXTS = [

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dcut_engines.safetensors_file import read_header, read_tensors
 from tiny_checkpoints import encode, write_safetensors, write_safetensors_parts
 
+from dcut_engines.safetensors_file import read_header, read_tensors
 from dcut_trt.errors import DcutError, UnknownModel
 
 

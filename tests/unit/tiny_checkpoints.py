@@ -9,11 +9,12 @@ from typing import Any
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
 from dcut_engines.hf_config import read_decoder_config
 from dcut_engines.model_config import DecoderConfig, RopeConfig
 from dcut_engines.weights import decoder_shapes
-from numpy.typing import NDArray
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 Arrays = dict[str, NDArray[np.float32]]
 

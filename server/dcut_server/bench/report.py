@@ -1,0 +1,121 @@
+"""The report of a benchmark: two tables for a person, one JSON document for everything else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from dcut_server.bench.summary import PLAIN, Cell
+
+SCHEMA = 1
+NARROWEST = 116  # columns; a log file has no width of its own
+
+
+def report_document(facts: dict[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
+    """The JSON document. facts: what was measured, and on what."""
+    return {"schema": SCHEMA, "kind": "dcut-trt bench", **facts, "cells": [dataclasses.asdict(cell) for cell in cells]}
+
+
+def write_json(document: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def throughput_table(cells: Sequence[Cell], title: str) -> Table:
+    """Tokens per second, and what speculation did for them."""
+    columns = ("live", "policy", "tokens/s", "spread", "x plain", "(rounds)", "tau", "verified", "differing tokens")
+    shown = table(title, columns)
+    best = {cell.concurrency: cell.tokens_per_s for cell in sorted(cells, key=lambda cell: cell.tokens_per_s)}
+    for cell, first in _grouped(cells):
+        fastest = cell.tokens_per_s == best[cell.concurrency]
+        shown.add_row(
+            f"{cell.concurrency}" if first else "",
+            cell.policy,
+            f"[bold]{cell.tokens_per_s:.1f}[/bold]" if fastest else f"{cell.tokens_per_s:.1f}",
+            f"{cell.spread:.0%}",
+            "-" if cell.speedup is None else f"{cell.speedup:.2f}",
+            _rounds(cell),
+            f"{cell.tau:.2f}",
+            f"{cell.keep_ratio:.0%}",
+            _differing(cell),
+            end_section=_last(cell, cells),
+        )
+    return shown
+
+
+def time_table(cells: Sequence[Cell], title: str) -> Table:
+    """Where the time of a decoding step goes, and what a reader waits for."""
+    columns = ("live", "policy", "step ms", "draft", "select", "verify", "host", "prefill")
+    shown = table(title, (*columns, "TTFT p50/p95", "gap p50/p95"))
+    for cell, first in _grouped(cells):
+        times = cell.step_ms
+        shown.add_row(
+            f"{cell.concurrency}" if first else "",
+            cell.policy,
+            f"{times.step:.2f}",
+            *(_part(part, times.step) for part in (times.draft, times.select, times.verify, times.host)),
+            f"{cell.prefill_share:.0%}",
+            f"{cell.ttft_ms.p50:.0f} / {cell.ttft_ms.p95:.0f}",
+            f"{cell.inter_token_ms.p50:.1f} / {cell.inter_token_ms.p95:.1f}",
+            end_section=_last(cell, cells),
+        )
+    return shown
+
+
+def legend(cells: Sequence[Cell]) -> str:
+    """What the columns mean, and whether outputs equal those of plain decoding."""
+    compared = [cell for cell in cells if cell.difference is not None and cell.policy != PLAIN]
+    differing = sum(cell.difference.tokens for cell in compared if cell.difference is not None)
+    total = sum(cell.difference.compared for cell in compared if cell.difference is not None)
+    verdict = (
+        "not compared with plain decoding (needs the policy plain and temperature 0)"
+        if not compared
+        else f"{differing} of {total} output tokens differ from plain decoding"
+    )
+    return (
+        f"lossless check: {verdict}\n"
+        "tokens/s: output tokens over wall time, prefill included; spread: (max - min) / median over rounds; "
+        "tau: tokens per request and decoding step; verified: rows of all B * (D + 1); "
+        "prefill: share of the wall time; gap: milliseconds per token, after the first"
+    )
+
+
+def table(title: str, columns: Iterable[str]) -> Table:
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        shown.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
+    return shown
+
+
+def _grouped(cells: Sequence[Cell]) -> list[tuple[Cell, bool]]:
+    """Every cell, and whether it is the first of its concurrency."""
+    before = [None, *(cell.concurrency for cell in cells)]
+    return [(cell, cell.concurrency != last) for cell, last in zip(cells, before, strict=False)]
+
+
+def _last(cell: Cell, cells: Sequence[Cell]) -> bool:
+    return cell is [other for other in cells if other.concurrency == cell.concurrency][-1]
+
+
+def _rounds(cell: Cell) -> str:
+    if not cell.speedup_rounds or cell.policy == PLAIN:
+        return ""
+    return f"{min(cell.speedup_rounds):.2f}-{max(cell.speedup_rounds):.2f}"
+
+
+def _differing(cell: Cell) -> str:
+    if cell.difference is None or cell.policy == PLAIN:
+        return "-"
+    found = cell.difference
+    where = f" in {found.requests} of {cell.requests} requests" if found.tokens else ""
+    return f"{found.tokens}{where}"
+
+
+def _part(part_ms: float, step_ms: float) -> str:
+    share = part_ms / step_ms if step_ms else 0.0
+    return f"{part_ms:.2f} {share:>4.0%}" if part_ms < 10 else f"{part_ms:.1f} {share:>4.0%}"

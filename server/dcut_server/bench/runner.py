@@ -1,0 +1,154 @@
+"""Closed loops on one engine: the policies take turns on the same prompts, so that a noisy moment hits all alike."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from dcut_server.bench.datasets import Prompt
+from dcut_server.bench.options import BenchOptions
+from dcut_trt.engine import Engine
+from dcut_trt.metrics import StepRecord
+from dcut_trt.spec.policies import Policy, make_policy
+from dcut_trt.tokenizer import Tokenizer
+from dcut_trt.types import Request, StepEvent
+
+WARM_UP_TOKENS = 16
+
+Progress = Callable[[int, int, str], None]
+"""Takes passes done, passes in all, and what runs now."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """What a reader of one request would have seen. arrivals: (clock in seconds, tokens) of every message."""
+
+    submitted: float
+    tokens: list[int] = field(default_factory=list)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+
+    def take(self, event: StepEvent, now: float) -> None:
+        if event.tokens:
+            self.tokens.extend(event.tokens)
+            self.arrivals.append((now, len(event.tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One policy serving one slice of prompts. streams: by request, in the order of the slice."""
+
+    policy: str
+    concurrency: int
+    round: int
+    wall_s: float
+    records: tuple[StepRecord, ...]
+    streams: tuple[Stream, ...]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(stream.tokens) for stream in self.streams)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.output_tokens / self.wall_s
+
+
+def chat_requests(prompts: Sequence[Prompt], tokenizer: Tokenizer, options: BenchOptions) -> list[Request]:
+    """One request per prompt, as a user's message. Its seed is its place, so that every policy draws alike."""
+    texts = [tokenizer.render_chat([{"role": "user", "content": prompt.text}]) for prompt in prompts]
+    return [
+        Request(
+            request_id=prompt.id,
+            prompt_ids=tuple(tokenizer.encode(text, add_special_tokens=False)),
+            max_tokens=options.max_tokens,
+            sampling=options.sampling(seed),
+            ignore_eos=options.ignore_eos,
+        )
+        for seed, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
+    ]
+
+
+def measure(
+    engine: Engine,
+    requests: Sequence[Request],
+    options: BenchOptions,
+    progress: Progress = lambda done, total, what: None,
+) -> list[Pass]:
+    """Every pass of every concurrency, in the order they ran. The engine must be idle; it is idle after."""
+    served = engine.policy
+    passes: list[Pass] = []
+    done = 0
+    try:
+        for concurrency in options.concurrency:
+            policies = {name: make_policy(name, engine.cost_table) for name in options.policies}
+            for round_number in range(-1 if options.warm_up else 0, options.rounds):
+                part = round_slice(requests, options.requests_at(concurrency), max(round_number, 0))
+                for name in turns(options.policies, max(round_number, 0), options.rounds):
+                    progress(done, options.passes, f"concurrency {concurrency}, {name}")
+                    if round_number < 0:
+                        _warm_up(engine, part[:concurrency], policies[name])
+                    else:
+                        engine.policy = policies[name]
+                        passes.append(serve(engine, part, concurrency, name, round_number))
+                    done += 1
+        progress(done, options.passes, "done")
+    finally:
+        if not engine.has_work:
+            engine.policy = served
+    return passes
+
+
+def turns(policies: Sequence[str], round_number: int, rounds: int) -> list[str]:
+    """The order of the policies in a round: rotated, so that over all rounds each comes early as often as late."""
+    stride = max(1, len(policies) // rounds)
+    first = round_number * stride % len(policies)
+    return [*policies[first:], *policies[:first]]
+
+
+def round_slice(requests: Sequence[Request], size: int, round_number: int) -> list[Request]:
+    """The prompts of a round: the next `size` of the dataset, from its start again where it ends."""
+    first = round_number * size
+    chosen = [requests[index % len(requests)] for index in range(first, first + size)]
+    # A slice longer than the dataset repeats prompts, and live requests must not share an id.
+    return [replace(request, request_id=f"{place}:{request.request_id}") for place, request in enumerate(chosen)]
+
+
+def serve(engine: Engine, requests: Sequence[Request], concurrency: int, policy: str, round_number: int = 0) -> Pass:
+    """Serve all requests with at most `concurrency` live: a new one is submitted when one ends.
+
+    policy: what the pass is called.  Raises the error that a request ends with.
+    """
+    clock = time.perf_counter
+    waiting = deque(requests)
+    streams: dict[str, Stream] = {}
+    records: list[StepRecord] = []
+    live = 0
+    engine.trace.records.clear()
+    begun = clock()
+    while waiting or live:
+        while waiting and live < concurrency:
+            request = waiting.popleft()
+            streams[request.request_id] = Stream(clock())
+            engine.submit(request)
+            live += 1
+        events = engine.step()
+        now = clock()
+        # The trace keeps the latest records only.
+        records.extend(engine.trace.records)
+        engine.trace.records.clear()
+        for event in events:
+            if event.error is not None:
+                raise event.error
+            streams[event.request_id].take(event, now)
+            live -= event.final
+    wall_s = clock() - begun
+    return Pass(policy, concurrency, round_number, wall_s, tuple(records), tuple(streams.values()))
+
+
+def _warm_up(engine: Engine, requests: Sequence[Request], policy: Policy) -> None:
+    """Let the runtime meet the shapes of this policy and batch size before they count."""
+    engine.policy = policy
+    short = [replace(request, max_tokens=min(request.max_tokens, WARM_UP_TOKENS)) for request in requests]
+    serve(engine, short, len(requests), policy.name)

@@ -1,0 +1,178 @@
+"""From passes to the numbers of a (concurrency, policy) cell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+
+import numpy as np
+
+from dcut_server.bench.runner import Pass, Stream
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Milliseconds."""
+
+    p50: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Means over the decoding steps, in milliseconds; host is what is neither a network nor the selection."""
+
+    step: float
+    draft: float
+    select: float
+    verify: float
+    host: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Output compared with plain decoding, place by place. Two outputs part once, so tokens counts from there on."""
+
+    tokens: int
+    compared: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy at one concurrency, over all rounds.
+
+    tokens_per_s: output tokens per second of wall time, prefill included; *_rounds holds one value per round, spread
+    is (largest - smallest) / median of them.  speedup: over plain, None without it.
+    tau: tokens per request and decoding step, bonus token included.  keep_ratio: rows verified of all B * (D + 1).
+    mean_batch: requests in a decoding step.  full_batch_tokens_per_s: in decoding steps with every request live.
+    prefill_share: of the wall time.  ratio_steps: decoding steps by the ratio that was chosen.
+    ttft: from submission to the first token.  inter_token: time since the message before, shared by its tokens.
+    difference: None when plain was not measured, or when outputs are sampled.
+    """
+
+    concurrency: int
+    policy: str
+    requests: int
+    output_tokens: int
+    wall_s: float
+    tokens_per_s: float
+    tokens_per_s_rounds: tuple[float, ...]
+    spread: float
+    speedup: float | None
+    speedup_rounds: tuple[float, ...]
+    tau: float
+    keep_ratio: float
+    mean_batch: float
+    full_batch_tokens_per_s: float | None
+    steps: int
+    prefill_share: float
+    ratio_steps: dict[str, int]
+    step_ms: StepTimes
+    ttft_ms: Percentiles
+    inter_token_ms: Percentiles
+    difference: Difference | None
+
+
+def summarise(passes: Sequence[Pass], *, greedy: bool) -> list[Cell]:
+    """One cell per concurrency and policy, in the order in which each was first served."""
+    groups: dict[tuple[int, str], list[Pass]] = {}
+    for served in sorted(passes, key=lambda served: served.round):
+        groups.setdefault((served.concurrency, served.policy), []).append(served)
+    order = dict.fromkeys((served.concurrency, served.policy) for served in passes)
+    return [_cell(groups[key], groups.get((key[0], PLAIN)), greedy=greedy) for key in order]
+
+
+def _cell(passes: list[Pass], plain: list[Pass] | None, *, greedy: bool) -> Cell:
+    records = [record for served in passes for record in served.records]
+    decode = [record for record in records if record.kind == "decode"]
+    streams = [stream for served in passes for stream in served.streams]
+    rates = tuple(served.tokens_per_s for served in passes)
+    output_tokens, wall_s = sum(served.output_tokens for served in passes), sum(served.wall_s for served in passes)
+    full = [record for record in decode if record.batch == passes[0].concurrency]
+    full_ms = sum(record.step_ms for record in full)
+    rows = sum(record.batch for record in decode)
+    speedups = () if plain is None else tuple(rate / base.tokens_per_s for rate, base in zip(rates, plain, strict=True))
+    return Cell(
+        concurrency=passes[0].concurrency,
+        policy=passes[0].policy,
+        requests=len(streams),
+        output_tokens=output_tokens,
+        wall_s=wall_s,
+        tokens_per_s=output_tokens / wall_s,
+        tokens_per_s_rounds=rates,
+        spread=(max(rates) - min(rates)) / median(rates),
+        speedup=None if plain is None else _total_rate(passes) / _total_rate(plain),
+        speedup_rounds=speedups,
+        tau=_ratio(sum(record.emitted for record in decode), rows),
+        keep_ratio=_ratio(sum(record.rows for record in decode), sum(record.possible for record in decode)),
+        mean_batch=_ratio(rows, len(decode)),
+        full_batch_tokens_per_s=sum(record.emitted for record in full) / full_ms * 1e3 if full else None,
+        steps=len(decode),
+        prefill_share=sum(record.step_ms for record in records if record.kind == "prefill") / 1e3 / wall_s,
+        ratio_steps=dict(sorted(Counter(f"{r.ratio:g}" if r.ratio is not None else "none" for r in decode).items())),
+        step_ms=_step_times(passes),
+        ttft_ms=_percentiles([(s.arrivals[0][0] - s.submitted) * 1e3 for s in streams if s.arrivals]),
+        inter_token_ms=_percentiles([gap for stream in streams for gap in token_gaps_ms(stream)]),
+        difference=None if plain is None or not greedy else _difference(passes, plain),
+    )
+
+
+def token_gaps_ms(stream: Stream) -> list[float]:
+    """One value per token after the first message: the wait for its message, shared by the tokens in it."""
+    gaps: list[float] = []
+    for (before, _), (now, tokens) in pairwise(stream.arrivals):
+        gaps.extend([(now - before) * 1e3 / tokens] * tokens)
+    return gaps
+
+
+def _step_times(passes: list[Pass]) -> StepTimes:
+    decode = [record for served in passes for record in served.records if record.kind == "decode"]
+    if not decode:  # every request ended with its first token
+        return StepTimes(0.0, 0.0, 0.0, 0.0, 0.0)
+    return StepTimes(
+        step=fmean(record.step_ms for record in decode),
+        draft=fmean(record.draft_ms for record in decode),
+        select=fmean(record.select_ms for record in decode),
+        verify=fmean(record.verify_ms for record in decode),
+        host=fmean(record.host_ms - record.select_ms for record in decode),
+    )
+
+
+def _difference(passes: list[Pass], plain: list[Pass]) -> Difference:
+    pairs = [
+        (stream.tokens, base.tokens)
+        for served, reference in zip(passes, plain, strict=True)
+        for stream, base in zip(served.streams, reference.streams, strict=True)
+    ]
+    return Difference(
+        tokens=sum(differing_tokens(tokens, base) for tokens, base in pairs),
+        compared=sum(max(len(tokens), len(base)) for tokens, base in pairs),
+        requests=sum(tokens != base for tokens, base in pairs),
+    )
+
+
+def differing_tokens(tokens: Sequence[int], reference: Sequence[int]) -> int:
+    """Places that hold different tokens, or a token in one of the two only."""
+    same = sum(one == other for one, other in zip(tokens, reference, strict=False))
+    return max(len(tokens), len(reference)) - same
+
+
+def _total_rate(passes: list[Pass]) -> float:
+    return sum(served.output_tokens for served in passes) / sum(served.wall_s for served in passes)
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _percentiles(values: list[float]) -> Percentiles:
+    if not values:
+        return Percentiles(0.0, 0.0)
+    p50, p95 = np.percentile(values, [50, 95]).tolist()
+    return Percentiles(p50, p95)

@@ -1,0 +1,132 @@
+"""Who may import whom: the layers of the runtime, and the one place for every foreign runtime."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = {
+    "dcut_trt": ROOT / "dcut_trt",
+    "dcut_engines": ROOT / "engines" / "dcut_engines",
+    "dcut_plugins": ROOT / "plugins" / "dcut_plugins",
+    "dcut_server": ROOT / "server" / "dcut_server",
+}
+
+# A module imports only from rows above its own. A new module must be put into a row.
+LAYERS = (
+    {"types", "errors"},
+    {"config", "manifest", "metrics", "stopping", "detokenizer", "backends.base"},
+    {"kv.paged", "spec.packing", "spec.accept", "spec.cost_table", "tokenizer", "sequence", "admission"},
+    {"spec.selector", "sampling", "scheduler", "backends.openvino", "backends.tensorrt"},
+    {"spec.policies"},
+    {"engine"},
+    {"loop", "spec.profiler", "backends.scripted"},
+)
+
+OURS_ALLOWED = {
+    "dcut_trt": {"dcut_trt"},
+    "dcut_engines": {"dcut_engines", "dcut_trt", "dcut_plugins"},
+    "dcut_plugins": {"dcut_plugins", "dcut_trt"},
+    "dcut_server": {"dcut_server", "dcut_trt", "dcut_engines"},
+}
+
+# Foreign package -> the files and folders that may import it.
+HOMES = {
+    "grpc": ("server/dcut_server/",),
+    "grpc_health": ("server/dcut_server/",),
+    "grpc_reflection": ("server/dcut_server/",),
+    "openvino": ("dcut_trt/backends/openvino.py", "engines/dcut_engines/emit_openvino.py"),
+    "tensorrt": ("dcut_trt/backends/tensorrt.py", "engines/dcut_engines/", "plugins/dcut_plugins/"),
+    "tensorrt_rtx": ("dcut_trt/backends/tensorrt.py", "engines/dcut_engines/", "plugins/dcut_plugins/"),
+    "onnx": ("engines/dcut_engines/", "plugins/dcut_plugins/"),
+    "onnxruntime": (),
+    "torch": (),
+    "transformers": (),
+    "gguf": ("engines/dcut_engines/",),
+    "safetensors": ("engines/dcut_engines/",),
+    "tokenizers": ("dcut_trt/tokenizer.py", "dcut_trt/backends/scripted.py", "engines/dcut_engines/"),
+    "jinja2": ("dcut_trt/tokenizer.py",),
+}
+
+COMPOSITION_ROOT = "server/dcut_server/compose.py"
+
+
+def sources(room: str) -> Iterator[Path]:
+    return (path for path in sorted(ROOMS[room].rglob("*.py")) if "generated" not in path.parts)
+
+
+def place(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def imported(path: Path) -> set[str]:
+    """Full names of everything a file imports, at its top or inside a function."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+EVERY_FILE = [path for room in ROOMS for path in sources(room)]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_only_the_rooms_they_may(room: str) -> None:
+    for path in sources(room):
+        wrong = {name for name in imported(path) for other in ROOMS if within(name, other)} - {
+            name for name in imported(path) for other in OURS_ALLOWED[room] if within(name, other)
+        }
+        assert not wrong, f"{place(path)} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_a_foreign_package_is_imported_only_in_its_homes(package: str) -> None:
+    for path in EVERY_FILE:
+        if any(within(name, package) for name in imported(path)):
+            assert place(path).startswith(HOMES[package]), f"{place(path)} imports {package}"
+
+
+def test_concrete_backends_are_named_only_where_a_server_is_composed() -> None:
+    for path in EVERY_FILE:
+        if place(path) == COMPOSITION_ROOT:
+            continue
+        named = {
+            name
+            for name in imported(path)
+            if within(name, "dcut_trt.backends") and not within(name, "dcut_trt.backends.base")
+        }
+        assert not named, f"{place(path)} imports {sorted(named)}"
+
+
+def runtime_modules() -> dict[str, Path]:
+    """Module name inside dcut_trt -> file; packages' own files are left out."""
+    files = (path for path in sources("dcut_trt") if path.name != "__init__.py")
+    return {".".join(path.relative_to(ROOMS["dcut_trt"]).with_suffix("").parts): path for path in files}
+
+
+def test_every_module_of_the_runtime_has_a_layer() -> None:
+    placed = set().union(*LAYERS)
+    assert set(runtime_modules()) <= placed
+
+
+def test_modules_of_the_runtime_import_only_from_layers_above() -> None:
+    layer_of = {module: number for number, layer in enumerate(LAYERS) for module in layer}
+    for module, path in runtime_modules().items():
+        for name in imported(path):
+            for other, layer in layer_of.items():
+                if within(name, f"dcut_trt.{other}"):
+                    assert layer < layer_of[module], f"dcut_trt.{module} imports dcut_trt.{other}"
