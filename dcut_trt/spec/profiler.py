@@ -23,8 +23,8 @@ from dcut_trt.types import FloatArray, Request
 logger = logging.getLogger(__name__)
 
 PROMPT_LENGTH = 96  # a context of this length stands behind the measured steps
-WARM_UP_STEPS = 2  # per ratio; the first step of a shape compiles its kernels
-MEASURED_STEPS = 5  # per ratio; their median is the entry
+ROUNDS = 3  # in each, every ratio runs a few steps in a row
+STEPS_PER_ROUND = 3  # the first of them is not counted: a step whose K differs from the last one's costs more
 
 Progress = Callable[[int, int], None]
 
@@ -47,10 +47,10 @@ def profile(
 ) -> CostTable:
     """Time whole engine steps for every captured batch size and ratio, and for plain decoding.
 
-    Ratios take turns step by step, so that a noisy moment hits all alike. The engine must be idle; it is idle after.
+    Ratios take turns, so that a noisy moment hits all alike. The engine must be idle; it is idle after.
     """
-    measured = _sweep(engine, ratios, WARM_UP_STEPS + MEASURED_STEPS, progress)
-    medians = np.array([[median(series[WARM_UP_STEPS:]) for series in row] for row in measured.values()])
+    measured = _sweep(engine, ratios, ROUNDS, STEPS_PER_ROUND, progress)
+    medians = np.array([[median(series) for series in row] for row in measured.values()])
     now = datetime.now(UTC).isoformat(timespec="seconds")
     table = CostTable(tuple(measured), ratios, medians[:, :-1], medians[:, -1], fingerprint, now)
     return table.with_state("flat") if table.flat else table
@@ -58,7 +58,7 @@ def profile(
 
 def warm_up(engine: Engine, ratios: tuple[float, ...], progress: Progress = lambda done, total: None) -> None:
     """Run every captured shape once, so that no request pays for the compilation of its kernels."""
-    _sweep(engine, ratios, 1, progress)
+    _sweep(engine, ratios, 1, 1, progress)
 
 
 def obtain_cost_table(
@@ -115,10 +115,15 @@ def _load(path: Path, ratios: tuple[float, ...], fingerprint: str) -> CostTable 
     return table
 
 
-def _sweep(engine: Engine, ratios: tuple[float, ...], steps: int, progress: Progress) -> dict[int, list[list[float]]]:
-    """Step milliseconds per captured batch size: one series of `steps` per ratio, and one without drafting."""
+def _sweep(
+    engine: Engine, ratios: tuple[float, ...], rounds: int, steps: int, progress: Progress
+) -> dict[int, list[list[float]]]:
+    """Step milliseconds per captured batch size: one series per ratio, and one without drafting.
+
+    Each round adds what follows the first of its `steps`.
+    """
     policies: list[Policy] = [*(FixedRatio(ratio) for ratio in ratios), _Bypass()]
-    length, output = _request_shape(engine, steps * len(policies))
+    length, output = _request_shape(engine, rounds * steps * len(policies))
     batches = _batches_that_fit(engine, length, output)
     served, engine.policy = engine.policy, policies[0]
     measured: dict[int, list[list[float]]] = {}
@@ -126,13 +131,14 @@ def _sweep(engine: Engine, ratios: tuple[float, ...], steps: int, progress: Prog
         for done, batch in enumerate(batches):
             progress(done, len(batches))
             measured[batch] = [[] for _ in policies]
-            for _ in range(steps):
-                for policy, series in zip(policies, measured[batch], strict=True):
+            for policy, series in list(zip(policies, measured[batch], strict=True)) * rounds:
+                for step in range(steps):
                     engine.policy = policies[-1]  # while a batch is filled nobody may run ahead and end
                     _fill(engine, batch, length, output)
                     engine.policy = policy
                     engine.step()
-                    series.append(engine.trace.records[-1].step_ms)
+                    if step > 0:
+                        series.append(engine.trace.records[-1].step_ms)
             _empty(engine)
     finally:
         _empty(engine)
