@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 EXTRAS_DEMO := build
-EXTRAS_TEST := build,bench,dev
+EXTRAS_TEST := build,bench,dev,plugin-build
 
 .PHONY: demo test lint unit proto clean
 

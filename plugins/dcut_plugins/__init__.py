@@ -1,0 +1,1 @@
+"""Operations that TensorRT lacks, each in a room of its own."""
