@@ -25,10 +25,11 @@ from dcut_trt.types import (
     Commit,
     Draft,
     DraftInput,
+    FeatureRows,
     FinishReason,
-    FloatArray,
     IntArray,
-    PackPlan,
+    Offer,
+    Plan,
     Request,
     Rows,
     StepEvent,
@@ -36,6 +37,8 @@ from dcut_trt.types import (
 )
 
 Live = Sequence[LiveSequence]
+
+_NO_ROWS: IntArray = np.empty(0, np.int32)
 
 
 class Engine:
@@ -134,7 +137,7 @@ class Engine:
             self._feed([sequence for sequence in sequences if sequence.pending_rows >= self.scheduler.prefill_chunk])
             return None
         with self.trace.stage("draft"):
-            return self.drafter.propose(_draft_input(sequences))
+            return self.drafter.propose(_draft_input(sequences, self._policy.offer(len(sequences))))
 
     def _feed(self, sequences: Live) -> None:
         """Give pending features to the drafter's cache, in a pass whose drafts nobody reads."""
@@ -142,7 +145,9 @@ class Engine:
             with self.trace.stage("draft"):
                 self.drafter.propose(_draft_input(sequences))
 
-    def _select(self, sequences: Live, draft: Draft | None) -> PackPlan:
+    def _select(self, sequences: Live, draft: Draft | None) -> Plan:
+        if draft is not None and draft.plan is not None:
+            return draft.plan
         with self.trace.stage("select"):
             anchors = np.array([sequence.tokens[-1] for sequence in sequences], np.int32)
             if draft is None:
@@ -151,13 +156,13 @@ class Engine:
             selection = self._policy.select(draft.confidence)
             return pack(anchors, draft.tokens, selection.keep, selection.ratio)
 
-    def _verify(self, sequences: Live, plan: PackPlan) -> tuple[Verified, TargetChoice]:
+    def _verify(self, sequences: Live, plan: Plan) -> tuple[Verified, TargetChoice]:
         with self.trace.stage("verify"):
             past = np.array([sequence.kv_len for sequence in sequences], np.int32)  # [B]
             tables = tuple(sequence.block_table for sequence in sequences)
-            rows = Rows(plan.token_ids, past[plan.request_rows] + plan.depths, past, plan.cu_lens, tables)
             sampled = np.array([not sequence.request.sampling.greedy for sequence in sequences])
-            logit_rows = np.flatnonzero(sampled[plan.request_rows]).astype(np.int32)
+            logit_rows = np.flatnonzero(sampled[plan.request_rows]).astype(np.int32) if sampled.any() else _NO_ROWS
+            rows = plan.rows(past, tables)
             verified = self.target.forward(rows, np.arange(plan.size, dtype=np.int32), logit_rows)
         # Pruning saves work only if the target computes the plan's K rows and no more.
         assert len(verified.argmax) == len(verified.features) == plan.size, "the target ran other rows than planned"
@@ -188,7 +193,7 @@ class Engine:
                 self._computed(sequence, verified.features[first : first + len(commit.tokens)])
         return [commit for _, commit in advanced if commit is not None]
 
-    def _computed(self, sequence: LiveSequence, features: FloatArray) -> None:
+    def _computed(self, sequence: LiveSequence, features: FeatureRows) -> None:
         sequence.computed(len(features), features.copy() if self._policy.drafts else None)
 
     def _prefill(self, parts: Sequence[PrefillPart]) -> list[StepEvent]:
@@ -212,13 +217,14 @@ class Engine:
         return [event for event, _ in advanced]
 
 
-def _draft_input(sequences: Live) -> DraftInput:
+def _draft_input(sequences: Live, offer: Offer | None = None) -> DraftInput:
     """Anchors are the first tokens that the target has not computed; taking the features empties the queue of each."""
     return DraftInput(
         anchors=np.array([sequence.tokens[sequence.kv_len] for sequence in sequences], np.int32),
         context_lens=np.array([sequence.context_len for sequence in sequences], np.int32),
         features=tuple(sequence.take_features() for sequence in sequences),
         block_tables=tuple(sequence.block_table for sequence in sequences),
+        offer=offer,
     )
 
 

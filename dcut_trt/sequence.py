@@ -8,7 +8,7 @@ import numpy as np
 
 from dcut_trt.detokenizer import Detokenizer
 from dcut_trt.stopping import find_stop, held_length
-from dcut_trt.types import Commit, FinishReason, FloatArray, IntArray, Request, Usage
+from dcut_trt.types import Commit, FeatureRows, FinishReason, IntArray, Request, Usage
 
 _NO_BLOCKS: IntArray = np.empty(0, np.int32)
 
@@ -31,7 +31,7 @@ class Sequence:
         self.block_table: IntArray = _NO_BLOCKS  # filled when the scheduler lets it run
         self.kv_len = 0
         self.context_len = 0
-        self._features: list[FloatArray] = []
+        self._features: list[FeatureRows] = []
         self._output_limit = min(request.max_tokens, max_len - self.prompt_length)
         self._stop_ids = frozenset(request.stop_token_ids + (() if request.ignore_eos else eos_ids))
         self._detokenizer = detokenizer
@@ -52,17 +52,17 @@ class Sequence:
     def usage(self) -> Usage:
         return Usage(self.prompt_length, self.output_length, self._steps, self._drafted, self._verified, self._accepted)
 
-    def computed(self, rows: int, features: FloatArray | None) -> None:
+    def computed(self, rows: int, features: FeatureRows | None) -> None:
         """Count rows that the target computed and that belong to committed tokens; keep their features [rows, F]."""
         self.kv_len += rows
         if features is not None:
             self._features.append(features)
 
-    def take_features(self) -> FloatArray:
-        """Features [new, F] for positions context_len .. kv_len - 1; they count as part of the context from now on."""
-        taken = self._features[0] if len(self._features) == 1 else np.concatenate(self._features)
+    def take_features(self) -> tuple[FeatureRows, ...]:
+        """Features for positions context_len .. kv_len - 1, piece by piece; part of the context from now on."""
+        taken = tuple(self._features)
         self._features.clear()
-        assert len(taken) == self.pending_rows, "the drafter's context has a hole"
+        assert sum(map(len, taken)) == self.pending_rows, "the drafter's context has a hole"
         self.context_len = self.kv_len
         return taken
 

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
+
+
+class FeatureRows(Protocol):
+    """Feature rows [n, F] that live where the target runs: numpy arrays, or a device backend's own handle."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> FeatureRows: ...
+
+    def copy(self) -> Self: ...
 
 
 class FinishReason(enum.Enum):
@@ -65,6 +76,8 @@ class Rows:
 
     token_ids, positions: [K].  past_lens: [B] tokens already cached.  cu_lens: [B + 1].
     block_tables: one array of KV block ids per request, long enough for its last row.
+    resident: a backend's own handle on rows that it packed itself and that never left its device; token_ids and
+        positions are empty then, and nobody reads cu_lens.
     """
 
     token_ids: IntArray
@@ -72,6 +85,18 @@ class Rows:
     past_lens: IntArray
     cu_lens: IntArray
     block_tables: tuple[IntArray, ...]
+    resident: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The ratios that a policy lets compete, and what a step of each costs; one ratio leaves no choice.
+
+    ratios: [R] in (0, 1].  cost_ms: [R], finite and positive.
+    """
+
+    ratios: tuple[float, ...]
+    cost_ms: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,30 +105,63 @@ class DraftInput:
 
     anchors: [B] the last committed token of each request; it sits at position past + new context rows.
     context_lens: [B] rows of the drafter's cache that are already filled.
-    features: [B] arrays [new_i, F] of target features for positions context_lens[i] .. context_lens[i] + new_i - 1.
+    features: per request the pieces, one after the other, of target features [new_i, F] for positions
+        context_lens[i] .. context_lens[i] + new_i - 1.
     block_tables: as in Rows.
+    offer: what a backend that selects and packs on its device is to choose from; None when nobody reads the drafts.
     """
 
     anchors: IntArray
     context_lens: IntArray
-    features: tuple[FloatArray, ...]
+    features: tuple[tuple[FeatureRows, ...], ...]
     block_tables: tuple[IntArray, ...]
+    offer: Offer | None = None
+
+
+class Plan(Protocol):
+    """Which drafts are verified. PackPlan on the host; a device backend has its own, read back when first asked for.
+
+    keep: [B] drafts kept per request.  request_rows: [K].  cu_lens: [B + 1].  size: K.
+    ratio: the chosen fraction of all B * (D + 1) positions, None where the policy has no ratio.
+    """
+
+    @property
+    def keep(self) -> IntArray: ...
+
+    @property
+    def request_rows(self) -> IntArray: ...
+
+    @property
+    def cu_lens(self) -> IntArray: ...
+
+    @property
+    def ratio(self) -> float | None: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def drafts_of(self, row: int) -> list[int]: ...
+
+    def rows(self, past_lens: IntArray, block_tables: tuple[IntArray, ...]) -> Rows: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """tokens, confidence: [B, D]; confidence is the drafter's probability of the drafted token, in [0, 1]."""
+    """tokens, confidence: [B, D]; confidence is the drafter's probability of the drafted token, in [0, 1].
+
+    plan: set by a backend that has selected and packed already.
+    """
 
     tokens: IntArray
     confidence: FloatArray
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PackPlan:
-    """Which drafts are verified, densely packed (layout as in Rows, depth 0 is the anchor).
+    """A Plan whose rows are packed on the host (layout as in Rows, depth 0 is the anchor).
 
-    keep: [B] drafts kept per request.  token_ids, request_rows, depths: [K].  cu_lens: [B + 1].
-    ratio: the chosen fraction of all B * (D + 1) positions, None where the policy has no ratio.
+    token_ids, request_rows, depths: [K].
     """
 
     keep: IntArray
@@ -123,10 +181,15 @@ class PackPlan:
         first = int(self.cu_lens[row])
         return [int(token) for token in self.token_ids[first + 1 : first + 1 + int(self.keep[row])]]
 
+    def rows(self, past_lens: IntArray, block_tables: tuple[IntArray, ...]) -> Rows:
+        """The rows to compute when request i has past_lens[i] rows in the cache."""
+        positions = past_lens[self.request_rows] + self.depths
+        return Rows(self.token_ids, positions, past_lens, self.cu_lens, block_tables)
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The target's answer for H head rows.
+    """The target's answer for H head rows. A device backend reads argmax and logits back when first asked for.
 
     argmax: [H] the greedy token after each head row.
     features: [K, F] hidden states of the drafter's target layers for every row, F = layers * hidden.
@@ -134,7 +197,7 @@ class Verified:
     """
 
     argmax: IntArray
-    features: FloatArray
+    features: FeatureRows
     logits: FloatArray
 
 

@@ -36,7 +36,7 @@ class Target(Protocol):
         """Milliseconds spent inside the runtime's own calls since the start; the rest of a step is host time."""
 
     def forward(self, rows: Rows, head_rows: IntArray, logit_rows: IntArray) -> Verified:
-        """Run K packed rows.
+        """Run K packed rows; what it returns is valid until the next call.
 
         head_rows: [H] rows whose next token is wanted (all K in verification, the last row of a prompt in prefill).
         logit_rows: [S] indices into head_rows whose logits the sampler needs; empty when all are greedy.
@@ -53,6 +53,9 @@ class Drafter(Protocol):
         """As in Target."""
 
     def propose(self, drafts: DraftInput) -> Draft:
-        """Append the new context features, then draft D tokens for every request in one pass."""
+        """Append the new context features, then draft D tokens for every request in one pass.
+
+        A backend that selects on its device follows drafts.offer and gives its plan along.
+        """
 
     def close(self) -> None: ...

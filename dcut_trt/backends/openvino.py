@@ -176,8 +176,8 @@ class OpenVinoDrafter:
         #  request b:                        ctx  ctx  anc  MSK  MSK      block_rows = [1, 2, 3, 6, 7, 8]
         """
         batch = len(drafts.anchors)
-        new_rows = np.array([len(rows) for rows in drafts.features], np.int32)  # [B]
-        features = drafts.features[0] if batch == 1 else np.concatenate(drafts.features)  # [C, F]
+        new_rows = np.array([sum(map(len, pieces)) for pieces in drafts.features], np.int32)  # [B]
+        features = np.concatenate([np.asarray(piece) for pieces in drafts.features for piece in pieces])  # [C, F]
         block_ids = np.full((batch, self._width), self._mask, np.int32)
         block_ids[:, 0] = drafts.anchors
         count = block_ids.size  # N

@@ -122,7 +122,8 @@ class ScriptedDrafter:
 
     def _append(self, drafts: DraftInput, row: int) -> list[int]:
         """Write the new context rows; the whole context as token ids, and the anchor."""
-        features, start, table = drafts.features[row], int(drafts.context_lens[row]), drafts.block_tables[row]
+        features = np.concatenate([np.asarray(piece) for piece in drafts.features[row]])  # [new, 2]
+        start, table = int(drafts.context_lens[row]), drafts.block_tables[row]
         expected = np.arange(start, start + len(features))
         assert (features[:, 1] == expected).all(), "features of other positions than the context needs"
         self._cache.write(table, start, features[:, 0].astype(int).tolist())

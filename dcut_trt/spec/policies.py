@@ -11,7 +11,7 @@ from dcut_trt.errors import UnsupportedOption
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.selector import choose_ratio, keep_depths, prefix_log_scores, rank
-from dcut_trt.types import FloatArray, IntArray
+from dcut_trt.types import FloatArray, IntArray, Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,9 @@ class Policy(Protocol):
     def select(self, confidence: FloatArray) -> Selection:
         """Keep depths for drafts of this confidence [B, D]."""
 
+    def offer(self, batch: int) -> Offer | None:
+        """The same rule as ratios and costs, for a device that selects by itself; None when it cannot be put so."""
+
 
 class Plain:
     """No speculation: one token per request and step."""
@@ -46,6 +49,9 @@ class Plain:
 
     def select(self, confidence: FloatArray) -> Selection:
         return Selection(np.zeros(len(confidence), np.int32), None)
+
+    def offer(self, batch: int) -> Offer | None:
+        return None
 
 
 class FixedDepth:
@@ -60,6 +66,9 @@ class FixedDepth:
     def select(self, confidence: FloatArray) -> Selection:
         batch, length = confidence.shape
         return Selection(np.full(batch, length, np.int32), 1.0)
+
+    def offer(self, batch: int) -> Offer:
+        return Offer((1.0,), np.ones(1))
 
 
 class FixedRatio:
@@ -79,6 +88,9 @@ class FixedRatio:
         ranked = rank(prefix_log_scores(confidence))
         return Selection(keep_depths(ranked, budget(self.ratio, batch, length + 1), batch), self.ratio)
 
+    def offer(self, batch: int) -> Offer:
+        return Offer((self.ratio,), np.ones(1))
+
 
 class DCut:
     """The paper's rule: the ratio with the most expected tokens per profiled millisecond (arXiv 2607.14647)."""
@@ -96,9 +108,12 @@ class DCut:
         batch, length = confidence.shape
         log_scores = prefix_log_scores(confidence)
         ranked = rank(log_scores)
-        ratios = self.table.ratios
-        ratio = ratios[choose_ratio(log_scores, ranked, ratios, self.table.row(batch))]
+        offer = self.offer(batch)
+        ratio = offer.ratios[choose_ratio(log_scores, ranked, offer.ratios, offer.cost_ms)]
         return Selection(keep_depths(ranked, budget(ratio, batch, length + 1), batch), ratio)
+
+    def offer(self, batch: int) -> Offer:
+        return Offer(self.table.ratios, self.table.row(batch))
 
 
 POLICY_NAMES = "plain, dflash, ratio:R (0 < R <= 1), dcut"

@@ -18,7 +18,7 @@ from dcut_trt.errors import CostTableError
 from dcut_trt.spec.cost_table import CostTable, load_cost_table, save_cost_table
 from dcut_trt.spec.packing import captured_batches
 from dcut_trt.spec.policies import FixedRatio, Policy, Selection
-from dcut_trt.types import FloatArray, Request
+from dcut_trt.types import FloatArray, Offer, Request
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,9 @@ class _Bypass:
 
     def select(self, confidence: FloatArray) -> Selection:
         return Selection(np.zeros(len(confidence), np.int32), None)
+
+    def offer(self, batch: int) -> Offer | None:
+        return None
 
 
 def profile(

@@ -159,7 +159,7 @@ def test_features_wait_until_they_are_taken_and_count_as_context_then() -> None:
     sequence.computed(3, rows[:3])
     sequence.computed(1, rows[3:])
     assert (sequence.kv_len, sequence.context_len, sequence.pending_rows) == (4, 0, 4)
-    np.testing.assert_array_equal(sequence.take_features(), rows)
+    np.testing.assert_array_equal(np.concatenate(sequence.take_features()), rows)
     assert (sequence.context_len, sequence.pending_rows) == (4, 0)
 
 
