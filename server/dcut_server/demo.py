@@ -17,7 +17,7 @@ from dcut_engines.build_options import BuildOptions
 from dcut_engines.bundle import build
 from dcut_server.bench.datasets import SHIPPED, Prompt, load_dataset
 from dcut_server.bench.options import BenchOptions
-from dcut_server.bench.report import NARROWEST, legend, throughput_table
+from dcut_server.bench.report import NARROWEST, THROUGHPUT_LEGEND, lossless_line, throughput_table
 from dcut_server.bench.runner import chat_requests, measure
 from dcut_server.bench.summary import Cell, summarise
 from dcut_server.cli_inspect import cost_rows_table
@@ -107,19 +107,19 @@ async def _stream_all(view: DemoView, client: DcutClient) -> list[Usage]:
     with view.streaming():
         watching = asyncio.create_task(_watch(view, client))
         try:
-            readers = [_read(view, client, prompts[number::CLIENTS], number < WATCHED) for number in range(CLIENTS)]
+            readers = [_read(view, client, prompts[place::CLIENTS], place) for place in range(CLIENTS)]
             usages = await asyncio.gather(*readers)
         finally:
             watching.cancel()
     return [usage for part in usages for usage in part]
 
 
-async def _read(view: DemoView, client: DcutClient, prompts: list[Prompt], watched: bool) -> list[Usage]:
+async def _read(view: DemoView, client: DcutClient, prompts: list[Prompt], place: int) -> list[Usage]:
     usages: list[Usage] = []
     for prompt in prompts:
         answer = Answer(prompt.text)
-        if watched:
-            view.answers = [*view.answers[1 - WATCHED :], answer]
+        if place < WATCHED:
+            view.watch(place, answer)
         stream = client.generate([{"role": "user", "content": prompt.text}], max_tokens=MAX_TOKENS)
         async for chunk in stream:
             answer.text += chunk.text
@@ -169,7 +169,8 @@ def _compare(console: Console) -> None:
     finally:
         engine.close()
     console.print(throughput_table(cells, "the shipped prompts, at most 64 tokens each"))
-    console.print(legend(cells), style="dim", markup=False, highlight=False)
+    console.print(lossless_line(cells, "bf16"), markup=False, highlight=False)
+    console.print(THROUGHPUT_LEGEND, style="dim", markup=False, highlight=False)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ from rich.text import Text
 
 from dcut_trt.types import Usage
 
-ANSWER_LINES = 5
+LINES, ANSWER_LINES, TITLE_LENGTH = 10, 4, 90
 
 
 @dataclass(slots=True)
 class Answer:
-    """One watched stream. shown: how much of its text a log has seen."""
+    """One stream. shown: how much of its text a log has seen."""
 
     question: str
     text: str = ""
@@ -55,7 +55,7 @@ class DemoView:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.answers: list[Answer] = []
+        self._answers: dict[int, Answer] = {}
         self._lines: list[str] = []
         self._live: Live | None = None
 
@@ -64,10 +64,19 @@ class DemoView:
         """Inside, tick() shows what there is."""
         if not self.console.is_terminal:
             yield
+            for place in self._answers:
+                self._say_fresh(place)
             return
         with Live(console=self.console, refresh_per_second=10, get_renderable=self._picture) as self._live:
             yield
         self._live = None
+
+    def watch(self, place: int, answer: Answer) -> None:
+        """Show this answer from now on, in place of the one before."""
+        if self._live is None:
+            self._say_fresh(place)
+            self.say(f"         question {place + 1}: {_short(answer.question)}")
+        self._answers[place] = answer
 
     def tick(self, line: str) -> None:
         """A second has passed."""
@@ -75,21 +84,24 @@ class DemoView:
         if self._live is not None:
             return
         self.say(line)
-        for number, answer in enumerate(self.answers, start=1):
-            fresh = " ".join(answer.text[answer.shown :].split())
-            answer.shown = len(answer.text)
-            if fresh:
-                self.say(f"         answer {number}: {fresh}")
+        for place in self._answers:
+            self._say_fresh(place)
 
     def say(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def _say_fresh(self, place: int) -> None:
+        answer = self._answers.get(place)
+        if answer is not None and (fresh := " ".join(answer.text[answer.shown :].split())):
+            self.say(f"         answer {place + 1}: {fresh}")
+            answer.shown = len(answer.text)
+
     def _picture(self) -> Group:
         panels = [
-            Panel(Text(_tail(answer.text, self.console.width - 6)), title=Text(_short(answer.question, 70)))
-            for answer in self.answers
+            Panel(Text(_tail(answer.text, self.console.width - 4)), title=Text(_short(answer.question)))
+            for answer in self._answers.values()
         ]
-        return Group(*(Text(line) for line in self._lines), *panels)
+        return Group(*(Text(line) for line in self._lines[-LINES:]), *panels)
 
 
 def usage_sum(usages: Sequence[Usage]) -> str:
@@ -110,6 +122,6 @@ def _tail(text: str, width: int) -> str:
     return "\n".join(rows[-ANSWER_LINES:])
 
 
-def _short(text: str, length: int) -> str:
+def _short(text: str) -> str:
     flat = " ".join(text.split())
-    return flat if len(flat) <= length else flat[: length - 3] + "..."
+    return flat if len(flat) <= TITLE_LENGTH else flat[: TITLE_LENGTH - 3] + "..."

@@ -133,7 +133,9 @@ def _publish(args: argparse.Namespace, facts: dict[str, Any], cells: list[Cell])
     title = f"{bundle['target']} {bundle['precision']}, {dataset}, {args.max_tokens} tokens at most"
     console.print(report.throughput_table(cells, title))
     console.print(report.time_table(cells, "a decoding step in milliseconds, and what a reader waits for"))
-    console.print(report.legend(cells), style="dim", markup=False, highlight=False)
+    console.print(report.lossless_line(cells, bundle["precision"]), markup=False, highlight=False)
+    for line in (report.THROUGHPUT_LEGEND, report.TIME_LEGEND):
+        console.print(line, style="dim", markup=False, highlight=False)
     if args.json is not None:
         report.write_json(report.report_document(facts, cells), args.json)
     if args.plot is not None:
@@ -149,15 +151,16 @@ def _facts(
 ) -> dict[str, Any]:
     """What was measured, and on what."""
     from dcut_server.bench import environment  # noqa: PLC0415
-    from dcut_trt.backends.openvino import runtime_version  # noqa: PLC0415
     from dcut_trt.spec.profiler import machine_fingerprint  # noqa: PLC0415
 
-    fingerprint = machine_fingerprint(manifest.key, runtime_version(), args.threads)
+    versions = environment.versions()
+    runtime = f"{manifest.backend} {versions.get(manifest.backend, '')}"
+    fingerprint = machine_fingerprint(manifest.key, runtime, args.threads)
     return {
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": environment.command_line(),
         "machine": environment.machine_facts(fingerprint),
-        "versions": environment.versions(),
+        "versions": versions,
         "bundle": environment.bundle_facts(args.bundle, manifest),
         "dataset": {**dataclasses.asdict(dataset), "prompts": len(dataset.prompts)},
         "options": dataclasses.asdict(options),

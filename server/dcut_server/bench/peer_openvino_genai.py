@@ -1,6 +1,6 @@
 """OpenVINO GenAI and our plain policy in turns: the same GGUF model, prompts, lengths and arithmetic.
 
-Needs the package openvino-genai of the version of openvino, best in an environment of its own (docs/benchmarks.md):
+Needs the package openvino-genai of openvino's version beside dcut-trt[build], best in an environment of its own:
 python -m dcut_server.bench.peer_openvino_genai BUNDLE
 """
 

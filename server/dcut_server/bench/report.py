@@ -14,7 +14,15 @@ from rich.table import Table
 from dcut_server.bench.summary import PLAIN, Cell
 
 SCHEMA = 1
-NARROWEST = 116  # columns; a log file has no width of its own
+NARROWEST = 120  # columns; a log file has no width of its own
+THROUGHPUT_LEGEND = (
+    "tokens/s: output tokens over wall time, prefill included; spread: (max - min) / median over rounds; "
+    "tau: tokens per request and decoding step; verified: rows of all B * (D + 1)"
+)
+TIME_LEGEND = (
+    "host: all of a step in which no network runs; prefill: share of the wall time; "
+    "gap: milliseconds per token, after the first"
+)
 
 
 def report_document(facts: dict[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
@@ -50,7 +58,7 @@ def throughput_table(cells: Sequence[Cell], title: str) -> Table:
 
 def time_table(cells: Sequence[Cell], title: str) -> Table:
     """Where the time of a decoding step goes, and what a reader waits for."""
-    columns = ("live", "policy", "step ms", "draft", "select", "verify", "host", "prefill")
+    columns = ("live", "policy", "step ms", "draft", "select", "verify", "rest", "host", "prefill")
     shown = table(title, (*columns, "TTFT p50/p95", "gap p50/p95"))
     for cell, first in _grouped(cells):
         times = cell.step_ms
@@ -58,7 +66,7 @@ def time_table(cells: Sequence[Cell], title: str) -> Table:
             f"{cell.concurrency}" if first else "",
             cell.policy,
             f"{times.step:.2f}",
-            *(_part(part, times.step) for part in (times.draft, times.select, times.verify, times.host)),
+            *(_part(part, times.step) for part in (times.draft, times.select, times.verify, times.rest, times.host)),
             f"{cell.prefill_share:.0%}",
             f"{cell.ttft_ms.p50:.0f} / {cell.ttft_ms.p95:.0f}",
             f"{cell.inter_token_ms.p50:.1f} / {cell.inter_token_ms.p95:.1f}",
@@ -67,21 +75,20 @@ def time_table(cells: Sequence[Cell], title: str) -> Table:
     return shown
 
 
-def legend(cells: Sequence[Cell]) -> str:
-    """What the columns mean, and whether outputs equal those of plain decoding."""
-    compared = [cell for cell in cells if cell.difference is not None and cell.policy != PLAIN]
-    differing = sum(cell.difference.tokens for cell in compared if cell.difference is not None)
-    total = sum(cell.difference.compared for cell in compared if cell.difference is not None)
-    verdict = (
-        "not compared with plain decoding (needs the policy plain and temperature 0)"
-        if not compared
-        else f"{differing} of {total} output tokens differ from plain decoding"
-    )
+def lossless_line(cells: Sequence[Cell], precision: str) -> str:
+    """Whether all outputs equal those of plain decoding."""
+    differences = [cell.difference for cell in cells if cell.difference is not None and cell.policy != PLAIN]
+    if not differences:
+        return "lossless check: none, it needs the policy plain beside others, and temperature 0"
+    differing, compared = (sum(getattr(found, name) for found in differences) for name in ("tokens", "compared"))
+    if differing == 0:
+        return f"lossless check: passed, all {compared} output tokens equal those of plain decoding"
+    found = f"{differing} of {compared} output tokens differ from plain decoding"
+    if precision == "fp32":
+        return f"lossless check: FAILED, {found}"
     return (
-        f"lossless check: {verdict}\n"
-        "tokens/s: output tokens over wall time, prefill included; spread: (max - min) / median over rounds; "
-        "tau: tokens per request and decoding step; verified: rows of all B * (D + 1); "
-        "prefill: share of the wall time; gap: milliseconds per token, after the first"
+        f"lossless check: {found}; {precision} rounds near-ties differently in batches of another shape, "
+        "and two texts that part stay apart (fp32 has no such places)"
     )
 
 

@@ -11,6 +11,7 @@ from statistics import fmean, median
 import numpy as np
 
 from dcut_server.bench.runner import Pass, Stream
+from dcut_trt.metrics import StepRecord
 
 PLAIN = "plain"
 
@@ -25,12 +26,14 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Means over the decoding steps, in milliseconds; host is what is neither a network nor the selection."""
+    """Means over the decoding steps, in milliseconds. The stages and the rest add up to the step; host is the part of
+    the step, whatever the stage, in which no network ran."""
 
     step: float
     draft: float
     select: float
     verify: float
+    rest: float
     host: float
 
 
@@ -116,7 +119,7 @@ def _cell(passes: list[Pass], plain: list[Pass] | None, *, greedy: bool) -> Cell
         steps=len(decode),
         prefill_share=sum(record.step_ms for record in records if record.kind == "prefill") / 1e3 / wall_s,
         ratio_steps=dict(sorted(Counter(f"{r.ratio:g}" if r.ratio is not None else "none" for r in decode).items())),
-        step_ms=_step_times(passes),
+        step_ms=_step_times(decode),
         ttft_ms=_percentiles([(s.arrivals[0][0] - s.submitted) * 1e3 for s in streams if s.arrivals]),
         inter_token_ms=_percentiles([gap for stream in streams for gap in token_gaps_ms(stream)]),
         difference=None if plain is None or not greedy else _difference(passes, plain),
@@ -131,17 +134,14 @@ def token_gaps_ms(stream: Stream) -> list[float]:
     return gaps
 
 
-def _step_times(passes: list[Pass]) -> StepTimes:
-    decode = [record for served in passes for record in served.records if record.kind == "decode"]
+def _step_times(decode: list[StepRecord]) -> StepTimes:
     if not decode:  # every request ended with its first token
-        return StepTimes(0.0, 0.0, 0.0, 0.0, 0.0)
-    return StepTimes(
-        step=fmean(record.step_ms for record in decode),
-        draft=fmean(record.draft_ms for record in decode),
-        select=fmean(record.select_ms for record in decode),
-        verify=fmean(record.verify_ms for record in decode),
-        host=fmean(record.host_ms - record.select_ms for record in decode),
+        return StepTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    step, draft, select, verify, host = (
+        fmean(getattr(record, name) for record in decode)
+        for name in ("step_ms", "draft_ms", "select_ms", "verify_ms", "host_ms")
     )
+    return StepTimes(step, draft, select, verify, rest=step - draft - select - verify, host=host)
 
 
 def _difference(passes: list[Pass], plain: list[Pass]) -> Difference:
