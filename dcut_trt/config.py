@@ -21,7 +21,7 @@ class EngineOptions:
 
     policy: str = "dcut"
     max_queue: int = 256
-    prefill_chunk: int = 256
+    prefill_chunk: int = 512
     kv_memory_mib: int | None = None
     threads: int | None = None
     cost_table: Path | None = None

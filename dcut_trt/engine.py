@@ -52,7 +52,7 @@ class Engine:
         policy: Policy,
         *,
         max_queue: int = 256,
-        prefill_chunk: int = 256,
+        prefill_chunk: int = 512,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
@@ -143,7 +143,7 @@ class Engine:
         """Give pending features to the drafter's cache, in a pass whose drafts nobody reads."""
         if sequences and self._policy.drafts:
             with self.trace.stage("draft"):
-                self.drafter.propose(_draft_input(sequences))
+                self.drafter.propose(_draft_input(sequences, feed_only=True))
 
     def _select(self, sequences: Live, draft: Draft | None) -> Plan:
         if draft is not None and draft.plan is not None:
@@ -217,7 +217,7 @@ class Engine:
         return [event for event, _ in advanced]
 
 
-def _draft_input(sequences: Live, offer: Offer | None = None) -> DraftInput:
+def _draft_input(sequences: Live, offer: Offer | None = None, *, feed_only: bool = False) -> DraftInput:
     """Anchors are the first tokens that the target has not computed; taking the features empties the queue of each."""
     return DraftInput(
         anchors=np.array([sequence.tokens[sequence.kv_len] for sequence in sequences], np.int32),
@@ -225,6 +225,7 @@ def _draft_input(sequences: Live, offer: Offer | None = None) -> DraftInput:
         features=tuple(sequence.take_features() for sequence in sequences),
         block_tables=tuple(sequence.block_table for sequence in sequences),
         offer=offer,
+        feed_only=feed_only,
     )
 
 
@@ -236,7 +237,8 @@ def _prompt_rows(parts: Sequence[PrefillPart]) -> tuple[Rows, IntArray]:
     ids = [token for part in parts for token in part.sequence.tokens[part.start : part.start + part.length]]
     positions = np.concatenate([np.arange(part.start, part.start + part.length) for part in parts])
     tables = tuple(part.sequence.block_table for part in parts)
-    return Rows(np.array(ids, np.int32), positions.astype(np.int32), past, cu_lens, tables), cu_lens[1:] - 1
+    rows = Rows(np.array(ids, np.int32), positions.astype(np.int32), past, cu_lens, tables, prompt=True)
+    return rows, cu_lens[1:] - 1
 
 
 def _leave_events(batch: Batch) -> list[StepEvent]:
