@@ -78,6 +78,7 @@ class Rows:
     block_tables: one array of KV block ids per request, long enough for its last row.
     resident: a backend's own handle on rows that it packed itself and that never left its device; token_ids and
         positions are empty then, and nobody reads cu_lens.
+    prompt: the rows are parts of prompts; the other requests that run are not among them.
     """
 
     token_ids: IntArray
@@ -86,6 +87,7 @@ class Rows:
     cu_lens: IntArray
     block_tables: tuple[IntArray, ...]
     resident: object = None
+    prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ class DraftInput:
     features: per request the pieces, one after the other, of target features [new_i, F] for positions
         context_lens[i] .. context_lens[i] + new_i - 1.
     block_tables: as in Rows.
-    offer: what a backend that selects and packs on its device is to choose from; None when nobody reads the drafts.
+    offer: what a backend that selects and packs on its device is to choose from; None when the policy selects.
+    feed_only: the features are to be appended, and nobody reads the drafts.
     """
 
     anchors: IntArray
@@ -116,6 +119,7 @@ class DraftInput:
     features: tuple[tuple[FeatureRows, ...], ...]
     block_tables: tuple[IntArray, ...]
     offer: Offer | None = None
+    feed_only: bool = False
 
 
 class Plan(Protocol):
@@ -149,7 +153,7 @@ class Plan(Protocol):
 class Draft:
     """tokens, confidence: [B, D]; confidence is the drafter's probability of the drafted token, in [0, 1].
 
-    plan: set by a backend that has selected and packed already.
+    plan: set by a backend that has selected and packed already; tokens and confidence may be empty then.
     """
 
     tokens: IntArray

@@ -74,6 +74,7 @@ class ScriptedTarget:
         self.network_ms = 0.0
         self._script = script
         self._cache = _PagedTokens(limits)
+        self._handed_out: FloatArray = np.empty((0, limits.feature_size), np.float32)
 
     def forward(self, rows: Rows, head_rows: IntArray, logit_rows: IntArray) -> Verified:
         time.sleep(self.delay_s)
@@ -86,7 +87,9 @@ class ScriptedTarget:
             for row in range(first, last):
                 assert rows.positions[row] == past + row - first, "a packed row stands at a wrong position"
                 states[row] = self._script.state(self._cache.read(table, past + row - first + 1).tolist())
+        self._handed_out.fill(-1)  # as a real runtime overwrites its output at the next call
         features = np.stack((rows.token_ids, rows.positions), axis=1).astype(np.float32)  # [K, 2]
+        self._handed_out = features
         heads = states[head_rows]
         return Verified(self._script.argmax[heads], features, self._script.logits[heads[logit_rows]])
 

@@ -113,7 +113,9 @@ class DCut:
         return Selection(keep_depths(ranked, budget(ratio, batch, length + 1), batch), ratio)
 
     def offer(self, batch: int) -> Offer:
-        return Offer(self.table.ratios, self.table.row(batch))
+        # Differences within a flat table are noise; equal costs let the most tokens win, which verifies every draft.
+        cost_ms = np.ones(len(self.table.ratios)) if self.table.flat else self.table.row(batch)
+        return Offer(self.table.ratios, cost_ms)
 
 
 POLICY_NAMES = "plain, dflash, ratio:R (0 < R <= 1), dcut"

@@ -85,9 +85,31 @@ def obtain_cost_table(
         warm_up(engine, ratios, progress)
     if table is None:
         logger.warning("cost table: none, and measuring is off; dcut cannot choose")
-    elif table.flat:
-        logger.warning("cost table: flat, all ratios cost the same within 5 %%; pruning cannot pay on this machine")
+    else:
+        _warn_if_flat(table)
     return table
+
+
+def adopt_cost_table(engine: Engine, path: Path, fingerprint: str, progress: Progress) -> CostTable:
+    """The table that an operator names, as it is, even if it was measured elsewhere; warms up.
+
+    Raises CostTableError when the file cannot be read or holds impossible values.
+    """
+    table = load_cost_table(path, fingerprint)
+    _warn_if_stale(table, path, fingerprint)
+    _warn_if_flat(table)
+    warm_up(engine, table.ratios, progress)
+    return table
+
+
+def _warn_if_flat(table: CostTable) -> None:
+    if table.flat:
+        logger.warning("cost table: flat, all ratios cost the same within 5 %%; dcut verifies every draft")
+
+
+def _warn_if_stale(table: CostTable, path: Path, fingerprint: str) -> None:
+    if table.state == "stale":
+        logger.warning("cost table: stale, %s was measured on [%s], this is [%s]", path, table.fingerprint, fingerprint)
 
 
 def _save(table: CostTable, path: Path) -> None:
@@ -110,8 +132,7 @@ def _load(path: Path, ratios: tuple[float, ...], fingerprint: str) -> CostTable 
     except CostTableError as error:
         logger.warning("cost table: invalid, it is ignored: %s", error)
         return None
-    if table.state == "stale":
-        logger.warning("cost table: stale, %s was measured on [%s], this is [%s]", path, table.fingerprint, fingerprint)
+    _warn_if_stale(table, path, fingerprint)
     if table.ratios != ratios:
         logger.warning("cost table: %s has ratios %s, the bundle has %s; it is ignored", path, table.ratios, ratios)
         return None

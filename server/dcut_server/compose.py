@@ -12,7 +12,7 @@ from dcut_trt.errors import EngineMismatch
 from dcut_trt.manifest import read_manifest, verify_files
 from dcut_trt.spec.cost_table import COST_TABLE_NAME
 from dcut_trt.spec.policies import check_policy_name, make_policy
-from dcut_trt.spec.profiler import machine_fingerprint, obtain_cost_table
+from dcut_trt.spec.profiler import adopt_cost_table, machine_fingerprint, obtain_cost_table
 from dcut_trt.tokenizer import Tokenizer
 
 
@@ -24,6 +24,10 @@ def open_engine(
     progress is called with a stage name ("check", "load", "profile"), steps done and steps in all.
     Raises BundleError, EngineMismatch, CostTableError or UnsupportedOption.
     """
+
+    def profiled(done: int, total: int) -> None:
+        progress("profile", done, total)
+
     check_policy_name(options.policy)
     progress("check", 0, 1)
     manifest = read_manifest(bundle)
@@ -46,14 +50,13 @@ def open_engine(
         prefill_chunk=options.prefill_chunk,
     )
     fingerprint = machine_fingerprint(manifest.key, runtime_version(), options.threads)
-    table = obtain_cost_table(
-        engine,
-        manifest.ratios,
-        fingerprint,
-        options.cost_table or bundle / COST_TABLE_NAME,
-        measure=options.profile,
-        progress=lambda done, total: progress("profile", done, total),
-    )
+    if options.cost_table is None:
+        path = bundle / COST_TABLE_NAME
+        table = obtain_cost_table(
+            engine, manifest.ratios, fingerprint, path, measure=options.profile, progress=profiled
+        )
+    else:
+        table = adopt_cost_table(engine, options.cost_table, fingerprint, profiled)
     engine.policy = make_policy(options.policy, table)
     engine.cost_table = table
     return engine

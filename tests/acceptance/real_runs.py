@@ -27,10 +27,10 @@ def greedy(prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[Request]
     return [Request(f"r{index}", prompt, max_tokens) for index, prompt in enumerate(prompts)]
 
 
-def seeded(requests: Sequence[Request], **sampling: float) -> list[Request]:
-    """The same requests, sampled, each with a seed of its own."""
+def seeded(requests: Sequence[Request], max_tokens: int, top_p: float) -> list[Request]:
+    """The same requests, sampled at temperature 1, each with a seed of its own."""
     return [
-        replace(request, sampling=SamplingParams(1.0, seed=1000 + index, **sampling))  # type: ignore[arg-type]
+        replace(request, max_tokens=max_tokens, sampling=SamplingParams(1.0, top_p=top_p, seed=1000 + index))
         for index, request in enumerate(requests)
     ]
 

@@ -17,6 +17,7 @@ from dcut_trt.types import FinishReason, Request, StepEvent, Usage
 TOKENIZER = byte_tokenizer()
 EOS = 256
 LETTERS = "abc "
+POLICIES = ("plain", "dflash", "ratio:0.25", "ratio:0.5", "ratio:0.75", "ratio:1")
 
 
 @cache
@@ -28,6 +29,16 @@ def letters_script(mean_length: float = 40.0) -> Script:
     script.logits[:, silent] = -30.0
     script.argmax[:] = script.logits.argmax(axis=1)
     return script
+
+
+def letters(text: str) -> tuple[int, ...]:
+    """Ids of a text."""
+    return tuple(TOKENIZER.encode(text))
+
+
+def requests(number: int, max_tokens: int = 40) -> list[Request]:
+    """Greedy requests r0, r1, ... with prompts of their own."""
+    return [Request(f"r{index}", letters(f"prompt {index}"), max_tokens) for index in range(number)]
 
 
 @dataclass

@@ -198,7 +198,9 @@ def test_a_damaged_bundle_is_built_again(options: BuildOptions, damage: str) -> 
     elif damage == "truncate":
         path.write_bytes(path.read_bytes()[:-1])
     elif damage == "flip":
-        path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 0xFF
+        path.write_bytes(data)
     else:
         raw = json.loads((options.out / "manifest.json").read_text())
         del raw["ratios"]

@@ -54,7 +54,8 @@ def test_any_ids_of_a_byte_tokenizer(ids: list[int], cuts: list[int]) -> None:
     assert "".join(stream(BYTES.decode, ids, cuts)) == BYTES.decode(ids)
 
 
-@given(st.text(max_size=20), cut_lists)
+# "<" could begin the name of a special token.
+@given(st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=20), cut_lists)
 def test_any_text_comes_back_without_a_broken_character(text: str, cuts: list[int]) -> None:
     deltas = stream(BYTES.decode, BYTES.encode(text), cuts)
     assert "".join(deltas) == text

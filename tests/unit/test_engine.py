@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,26 +12,28 @@ from hypothesis import strategies as st
 from scripted_runs import (
     EOS,
     LETTERS,
-    TOKENIZER,
+    POLICIES,
     Streams,
     checked_step,
     expected,
+    letters,
     letters_script,
+    requests,
     run,
     run_all,
-    run_alone,
 )
 
 from dcut_trt.backends.scripted import Script, scripted_engine
 from dcut_trt.engine import Engine
-from dcut_trt.errors import DeadlineExceeded, StepFailed, UnsupportedOption
+from dcut_trt.errors import UnsupportedOption
 from dcut_trt.spec.cost_table import CostTable
+from dcut_trt.spec.packing import budget, pack
 from dcut_trt.spec.policies import DCut, Policy, make_policy
+from dcut_trt.spec.selector import choose_ratio, keep_depths, prefix_log_scores, rank
 from dcut_trt.types import Draft, DraftInput, FinishReason, Request, SamplingParams
 
 MAX_LEN = 96
 RATIOS = (0.25, 0.5, 0.75, 1.0)
-POLICIES = ["plain", "dflash", "ratio:0.25", "ratio:0.5", "ratio:0.75", "ratio:1"]
 
 
 def cost_tables() -> st.SearchStrategy[CostTable]:
@@ -111,8 +112,8 @@ def test_every_request_gives_what_it_gives_alone(
         prefill_chunk=prefill_chunk,
     )
     streams = run(engine, arrivals, cancels)
-    for requests in arrivals.values():
-        for request in requests:
+    for arriving in arrivals.values():
+        for request in arriving:
             check_stream(streams, request, script)
     check_totals(engine, streams)
 
@@ -139,14 +140,6 @@ def check_totals(engine: Engine, streams: Streams) -> None:
     assert totals.drafted == sum(usage.drafted for usage in usages)
     assert totals.verified == sum(usage.verified for usage in usages)
     assert totals.accepted == sum(usage.accepted for usage in usages)
-
-
-def letters(text: str) -> tuple[int, ...]:
-    return tuple(TOKENIZER.encode(text))
-
-
-def requests(number: int, max_tokens: int = 40, **options: Any) -> list[Request]:
-    return [Request(f"r{index}", letters(f"prompt {index}"), max_tokens, **options) for index in range(number)]
 
 
 @pytest.mark.parametrize("prefill_chunk", [4, 256])
@@ -178,7 +171,7 @@ def test_five_hundred_steps_with_reused_slots_and_cancels_leave_both_caches_righ
         check_stream(streams, arriving[0], script)
 
 
-@pytest.mark.parametrize("policy", [*POLICIES[1:]])
+@pytest.mark.parametrize("policy", POLICIES[1:])
 def test_eos_at_every_offset_of_a_block(policy: str) -> None:
     script = Script(258, EOS, 1e9, seed=11)
     for offset in range(1, 18):
@@ -228,185 +221,45 @@ def test_prompt_chunks_and_decode_steps_take_turns(policy: str) -> None:
     assert max(record.rows for record in engine.trace.records if record.kind == "prefill") == 16
 
 
-def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_at_any_ratio() -> None:
-    script = Script(258, EOS, 1e9, seed=2)
-    request = Request("r", letters("seeded"), 40, SamplingParams(1.0, seed=123))
-    alone = run_alone(request, script)
-    for policy in POLICIES:
-        crowd = [Request(f"n{index}", letters("other"), 30, SamplingParams(1.0, seed=index)) for index in range(5)]
-        streams = run_all(scripted_engine(policy, script=script), *crowd, request)
-        assert streams["r"].tokens == alone.tokens
+class SelectingDrafter:
+    """Selects and packs by itself from what the policy offers, as a drafter on a device does."""
 
-
-def test_without_a_seed_every_run_differs() -> None:
-    unseeded = Request("r", letters("seeded"), 40, SamplingParams(1.0))
-    script = Script(258, EOS, 1e9, seed=2)
-    first, second = (run_alone(unseeded, script).tokens for _ in range(2))
-    assert first != second
-
-
-def small_script() -> Script:
-    """Four tokens and a distribution that differs from state to state."""
-    script = Script(258, EOS, 1e9, seed=4)
-    script.logits[:, 4:] = -40.0
-    script.argmax[:] = script.logits.argmax(axis=1)
-    return script
-
-
-@pytest.mark.parametrize("policy", ["plain", "dflash", "ratio:0.5"])
-def test_sampled_tokens_follow_the_model_at_every_position_with_and_without_pruning(policy: str) -> None:
-    script = small_script()
-    runs = 2000
-    engine = scripted_engine(policy, script=script, max_batch=8, max_len=32, draft_length=3, max_queue=runs)
-    crowd = [Request(f"r{seed}", (0, 1), 3, SamplingParams(1.0, seed=seed)) for seed in range(runs)]
-    streams = run_all(engine, *crowd)
-
-    def share(prefix: list[int], token: int) -> float:
-        weights = np.exp(script.logits[script.state(prefix)].astype(np.float64))
-        return float(weights[token] / weights.sum())
-
-    wanted = dict.fromkeys(np.ndindex(4, 4, 4), 0.0)
-    for path in wanted:
-        prefix = [0, 1]
-        wanted[path] = float(runs)
-        for token in path:
-            wanted[path] *= share(prefix, token)
-            prefix.append(token)
-    seen = dict.fromkeys(wanted, 0)
-    for stream in streams.values():
-        seen[tuple(stream.tokens)] += 1
-    # Rare paths are counted as one, so that every cell expects enough.
-    common = [path for path, expectation in wanted.items() if expectation >= 10]
-    cells = [(seen[path], wanted[path]) for path in common]
-    cells.append((runs - sum(seen for seen, _ in cells), runs - sum(expectation for _, expectation in cells)))
-    statistic = sum((found - expectation) ** 2 / expectation for found, expectation in cells)
-    freedom = len(cells) - 1
-    assert statistic < freedom + 3.1 * (2 * freedom) ** 0.5 + 5  # about one run in a thousand exceeds it
-
-
-@pytest.mark.parametrize("policy", ["plain", "dflash", "ratio:0.5"])
-@pytest.mark.parametrize("offset", [0, 1, 2, 9])
-def test_a_row_of_nan_fails_its_request_alone(policy: str, offset: int) -> None:
-    script = deepcopy(letters_script(1e9))
-    poisoned = Request("poisoned", letters("poison me"), 40, SamplingParams(1.0, seed=9))
-    tokens, _, _ = expected(script, poisoned)
-    script.logits[script.state([*poisoned.prompt_ids, *tokens[:offset]])] = np.nan
-    neighbours = [Request(f"n{index}", letters(f"n{index}"), 40, SamplingParams(1.0, seed=index)) for index in range(4)]
-    streams = run_all(scripted_engine(policy, script=script), neighbours[0], poisoned, *neighbours[1:])
-    assert isinstance(streams["poisoned"].error, StepFailed)
-    assert "not finite" in str(streams["poisoned"].error)
-    assert streams["poisoned"].tokens == tokens[: len(streams["poisoned"].tokens)]
-    for request in neighbours:
-        assert streams[request.request_id].outcome == expected(script, request)
-
-
-def test_a_request_that_breaks_while_it_is_committed_fails_alone() -> None:
-    script = letters_script(1e9)
-    engine = scripted_engine("dflash", script=script)
-    crowd = requests(3)
-    for request in crowd:
-        engine.submit(request)
-    checked_step(engine)
-    broken = engine.scheduler.running[1]
-    broken._decode = lambda ids: 1 / 0  # type: ignore[method-assign,assignment,return-value]
-    events = {event.request_id: event for event in checked_step(engine)}
-    error = events["r1"].error
-    assert isinstance(error, StepFailed)
-    assert "r1" in str(error)
-    assert "ZeroDivisionError" in str(error)
-    assert engine.running == 2
-    tokens = {request.request_id: list(engine.scheduler.running[0].tokens) for request in crowd[:1]}
-    while engine.has_work:
-        for event in checked_step(engine):
-            tokens.setdefault(event.request_id, []).extend(event.tokens)
-            assert event.error is None
-    assert tokens["r0"][len(crowd[0].prompt_ids) :] == expected(script, crowd[0])[0]
-
-
-class NanDrafter:
-    """Confidence NaN for the first request of every batch."""
+    network_ms = 0.0
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        self.plans = 0
 
     def propose(self, drafts: DraftInput) -> Draft:
         draft = self._inner.propose(drafts)
-        draft.confidence[0] = np.nan
-        return Draft(draft.tokens, draft.confidence)
+        if drafts.offer is None:
+            return Draft(draft.tokens, draft.confidence)
+        batch, length = draft.tokens.shape
+        scores = prefix_log_scores(draft.confidence)
+        ranked = rank(scores)
+        ratio = drafts.offer.ratios[choose_ratio(scores, ranked, drafts.offer.ratios, drafts.offer.cost_ms)]
+        keep = keep_depths(ranked, budget(ratio, batch, length + 1), batch)
+        self.plans += 1
+        # Nobody may look at tokens and confidence again: they have not left the device.
+        nothing = np.empty((0, 0), np.int32)
+        return Draft(nothing, nothing.astype(np.float32), pack(drafts.anchors, draft.tokens, keep, ratio))
 
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_drafter_that_says_nan_changes_no_output(policy: str) -> None:
+@pytest.mark.parametrize("name", ["dflash", "ratio:0.5", "dcut"])
+def test_a_drafter_that_selects_by_itself_is_followed(name: str) -> None:
     script = letters_script()
-    engine = scripted_engine(policy, script=script)
-    engine.drafter = NanDrafter(engine.drafter)
-    crowd = requests(4)
+    table = CostTable((1,), RATIOS, np.array([[5.0, 6.0, 6.5, 6.8]]), np.ones(1), "here", "now")
+    engine = scripted_engine(make_policy(name, table), script=script, prefill_chunk=8)
+    engine.drafter = SelectingDrafter(engine.drafter)
+    crowd = [*requests(4), Request("sampled", letters("a long prompt here"), 40, SamplingParams(1.0, seed=3))]
     streams = run_all(engine, *crowd)
     for request in crowd:
         assert streams[request.request_id].outcome == expected(script, request)
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2, 5])
-def test_a_cancelled_request_leaves_within_one_step(steps: int) -> None:
-    """Queued, in the middle of its prompt, after its first token, and while it decodes."""
-    engine = scripted_engine(prefill_chunk=4, mean_length=1e9)
-    engine.submit(Request("r", letters("abcdefg"), 100))
-    for _ in range(steps):
-        checked_step(engine)
-    assert engine.cancel("r")
-    events = checked_step(engine)
-    assert [(event.request_id, event.finish) for event in events] == [("r", FinishReason.ABORTED)]
-    assert (engine.running, engine.waiting, engine.has_work) == (0, 0, False)
-    assert engine.free_blocks == engine.scheduler.pool.num_blocks
-    assert not engine.cancel("r")
-
-
-def test_an_id_can_be_used_again_after_a_cancel() -> None:
-    script = letters_script()
-    engine = scripted_engine(script=script)
-    for text in ("first", "second", "third"):
-        request = Request("same", letters(text), 30)
-        engine.submit(request)
-        checked_step(engine)
-        engine.cancel("same")
-        checked_step(engine)
-    final = Request("same", letters("final"), 30)
-    assert run_all(engine, final)["same"].outcome == expected(script, final)
-
-
-def test_a_cancel_that_comes_as_the_request_ends_does_not_hit_the_next_one_of_its_id() -> None:
-    script = letters_script()
-    engine = scripted_engine(script=script)
-    propose = engine.drafter.propose
-
-    def cancel_meanwhile(drafts: DraftInput) -> Draft:
-        engine.cancel("same")
-        return propose(drafts)
-
-    engine.drafter.propose = cancel_meanwhile  # type: ignore[method-assign]
-    engine.submit(Request("same", letters("a"), 2))
-    checked_step(engine)
-    assert checked_step(engine)[0].finish is not None
-    engine.drafter.propose = propose  # type: ignore[method-assign]
-    again = Request("same", letters("b"), 20)
-    assert run_all(engine, again)["same"].outcome == expected(script, again)
-
-
-def test_a_passed_deadline_ends_a_running_request_and_a_queued_one_never_runs() -> None:
-    engine = scripted_engine("plain", max_batch=1, mean_length=1e9)
-    now = count(0.0, 0.5)
-    engine.clock = lambda: next(now)
-    running = Request("running", letters("a"), 200, deadline=5.0)
-    queued = Request("queued", letters("bc"), 200, deadline=2.0)
-    streams = run_all(engine, running, queued)
-    for stream in streams.values():
-        assert isinstance(stream.error, DeadlineExceeded)
-    assert len(streams["running"].tokens) == 9  # one per reading of the clock, but for the one that ended "queued"
-    assert "9 output tokens" in str(streams["running"].error)
-    assert not streams["queued"].tokens
-    assert engine.trace.totals.prompt_tokens == 1
+    decodes = [record for record in engine.trace.records if record.kind == "decode"]
+    assert engine.drafter.plans == len(decodes) > 0
+    assert all(record.select_ms == 0 for record in decodes)
 
 
 def test_a_policy_that_drafts_cannot_follow_one_that_does_not_while_requests_run() -> None:

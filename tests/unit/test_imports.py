@@ -18,15 +18,18 @@ ROOMS = {
 }
 
 # A module imports only from rows above its own. A new module must be put into a row.
-LAYERS = (
-    {"types", "errors"},
-    {"config", "manifest", "metrics", "stopping", "detokenizer", "backends.base"},
-    {"kv.paged", "spec.packing", "spec.accept", "spec.cost_table", "tokenizer", "sequence", "admission"},
-    {"spec.selector", "sampling", "scheduler", "backends.openvino", "backends.tensorrt"},
-    {"spec.policies"},
-    {"engine"},
-    {"loop", "spec.profiler", "backends.scripted"},
-)
+LAYERS = [
+    set(row.split())
+    for row in (
+        "types errors",
+        "config manifest metrics stopping detokenizer backends.base",
+        "plans tokenizer sequence admission kv.paged kv.slots spec.packing spec.accept spec.cost_table",
+        "sampling scheduler spec.selector backends.openvino backends.tensorrt",
+        "spec.policies",
+        "engine",
+        "loop spec.profiler backends.scripted",
+    )
+]
 
 OURS_ALLOWED = {
     "dcut_trt": {"dcut_trt"},
@@ -41,8 +44,8 @@ HOMES = {
     "grpc_health": ("server/dcut_server/",),
     "grpc_reflection": ("server/dcut_server/",),
     "openvino": ("dcut_trt/backends/openvino.py", "engines/dcut_engines/emit_openvino.py"),
-    "tensorrt": ("dcut_trt/backends/tensorrt.py", "engines/dcut_engines/", "plugins/dcut_plugins/"),
-    "tensorrt_rtx": ("dcut_trt/backends/tensorrt.py", "engines/dcut_engines/", "plugins/dcut_plugins/"),
+    "tensorrt": ("dcut_trt/backends/tensorrt", "engines/dcut_engines/", "plugins/dcut_plugins/"),
+    "tensorrt_rtx": ("dcut_trt/backends/tensorrt", "engines/dcut_engines/", "plugins/dcut_plugins/"),
     "onnx": ("engines/dcut_engines/", "plugins/dcut_plugins/"),
     "onnxruntime": (),
     "torch": (),
@@ -100,33 +103,37 @@ def test_a_foreign_package_is_imported_only_in_its_homes(package: str) -> None:
             assert place(path).startswith(HOMES[package]), f"{place(path)} imports {package}"
 
 
-def test_concrete_backends_are_named_only_where_a_server_is_composed() -> None:
-    for path in EVERY_FILE:
-        if place(path) == COMPOSITION_ROOT:
-            continue
-        named = {
-            name
-            for name in imported(path)
-            if within(name, "dcut_trt.backends") and not within(name, "dcut_trt.backends.base")
-        }
-        assert not named, f"{place(path)} imports {sorted(named)}"
-
-
 def runtime_modules() -> dict[str, Path]:
     """Module name inside dcut_trt -> file; packages' own files are left out."""
     files = (path for path in sources("dcut_trt") if path.name != "__init__.py")
     return {".".join(path.relative_to(ROOMS["dcut_trt"]).with_suffix("").parts): path for path in files}
 
 
+def unit(module: str) -> str:
+    """The files of a concrete backend, such as backends.tensorrt_plan, count as one module."""
+    return module.partition("_")[0] if within(module, "backends") else module
+
+
+def runtime_imports(path: Path) -> set[str]:
+    """Units of dcut_trt that a file imports."""
+    names = imported(path)
+    return {unit(module) for module in runtime_modules() if any(within(name, f"dcut_trt.{module}") for name in names)}
+
+
+def test_concrete_backends_are_named_only_where_a_server_is_composed() -> None:
+    own = {path: unit(module) for module, path in runtime_modules().items()}
+    for path in EVERY_FILE:
+        backends = {name for name in runtime_imports(path) if within(name, "backends")}
+        named = backends - {"backends.base", own.get(path)}
+        assert not named or place(path) == COMPOSITION_ROOT, f"{place(path)} imports {sorted(named)}"
+
+
 def test_every_module_of_the_runtime_has_a_layer() -> None:
-    placed = set().union(*LAYERS)
-    assert set(runtime_modules()) <= placed
+    assert {unit(module) for module in runtime_modules()} <= set().union(*LAYERS)
 
 
 def test_modules_of_the_runtime_import_only_from_layers_above() -> None:
     layer_of = {module: number for number, layer in enumerate(LAYERS) for module in layer}
     for module, path in runtime_modules().items():
-        for name in imported(path):
-            for other, layer in layer_of.items():
-                if within(name, f"dcut_trt.{other}"):
-                    assert layer < layer_of[module], f"dcut_trt.{module} imports dcut_trt.{other}"
+        for other in runtime_imports(path) - {unit(module)}:
+            assert layer_of[other] < layer_of[unit(module)], f"dcut_trt.{module} imports dcut_trt.{other}"

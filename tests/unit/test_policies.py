@@ -12,6 +12,7 @@ from dcut_trt.errors import UnsupportedOption
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.policies import DCut, FixedDepth, FixedRatio, Plain, check_policy_name, make_policy
+from dcut_trt.spec.selector import choose_ratio, keep_depths, prefix_log_scores, rank
 from dcut_trt.types import FloatArray
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
@@ -57,6 +58,24 @@ def test_dcut_keeps_what_its_chosen_ratio_keeps(confidence: FloatArray, cost_ms:
     assert selection.keep.tolist() == FixedRatio(selection.ratio).select(confidence).keep.tolist()
 
 
+@given(blocks, st.sampled_from(["dflash", "ratio:0.25", "ratio:0.6", "dcut"]))
+def test_a_device_that_follows_the_offer_keeps_the_same(confidence: FloatArray, name: str) -> None:
+    batch, length = confidence.shape
+    policy = make_policy(name, table((5.0, 6.0, 7.0, 8.0)))
+    offer = policy.offer(batch)
+    assert offer is not None
+    scores = prefix_log_scores(confidence)
+    ranked = rank(scores)
+    ratio = offer.ratios[choose_ratio(scores, ranked, offer.ratios, offer.cost_ms)]
+    keep = keep_depths(ranked, budget(ratio, batch, length + 1), batch)
+    selection = policy.select(confidence)
+    assert (selection.keep.tolist(), selection.ratio) == (keep.tolist(), ratio)
+
+
+def test_plain_offers_a_device_nothing() -> None:
+    assert Plain().offer(4) is None
+
+
 def test_dcut_reads_the_row_of_the_nearest_captured_batch() -> None:
     flat_alone_steep_at_8 = table((5.0, 5.0, 5.0, 5.0), (5.0, 10.0, 15.0, 20.0), batches=(1, 8))
     policy = DCut(flat_alone_steep_at_8)
@@ -76,6 +95,13 @@ def test_a_steeper_table_verifies_less() -> None:
     assert ratios == sorted(ratios, reverse=True)
     assert ratios[0] == 1.0
     assert ratios[-1] == 0.25
+
+
+def test_noise_in_a_flat_table_decides_nothing() -> None:
+    noise = table((10.0, 10.2, 10.4, 10.4))
+    confidence: FloatArray = np.full((8, 7), 0.1, np.float32)
+    assert noise.flat
+    assert DCut(noise).select(confidence).ratio == 1.0
 
 
 @pytest.mark.parametrize("name", ["plain", "dflash", "ratio:0.25", "ratio:1"])

@@ -10,11 +10,11 @@ import pytest
 
 from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.engine import Engine
-from dcut_trt.errors import DcutError
+from dcut_trt.errors import CostTableError, DcutError
 from dcut_trt.spec.cost_table import CostTable, load_cost_table, save_cost_table
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.policies import DCut
-from dcut_trt.spec.profiler import machine_fingerprint, obtain_cost_table, profile, warm_up
+from dcut_trt.spec.profiler import adopt_cost_table, machine_fingerprint, obtain_cost_table, profile, warm_up
 from dcut_trt.types import Request
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
@@ -213,3 +213,22 @@ def test_the_fingerprint_names_what_a_table_depends_on() -> None:
 @pytest.fixture(autouse=True)
 def _hear_warnings(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
+
+
+def test_a_table_that_an_operator_names_is_used_as_it_is(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.json"
+    save_cost_table(profile(steep_engine(), RATIOS, "another machine"), path)
+    before = path.read_bytes()
+    engine = steep_engine()
+    table = adopt_cost_table(engine, path, "here", lambda done, total: None)
+    assert (table.state, table.fingerprint) == ("stale", "another machine")
+    assert "another machine" in caplog.text
+    assert path.read_bytes() == before
+    as_before(engine)
+
+
+def test_a_broken_table_that_an_operator_names_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.json"
+    path.write_text("{}")
+    with pytest.raises(CostTableError, match=r"theirs\.json"):
+        adopt_cost_table(steep_engine(), path, "here", lambda done, total: None)

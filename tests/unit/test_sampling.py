@@ -117,6 +117,17 @@ def test_an_id_without_mass_is_never_drawn() -> None:
     assert drawn == {3, 255, 256, 999}
 
 
+@pytest.mark.parametrize("draw", [0.0, 0.5, 1 - 2**-53])
+@pytest.mark.parametrize("params", [SamplingParams(1.0), SamplingParams(1.0, top_k=900, top_p=0.999)])
+def test_the_most_extreme_draws_hit_an_id_that_has_mass(
+    monkeypatch: pytest.MonkeyPatch, draw: float, params: SamplingParams
+) -> None:
+    monkeypatch.setattr("dcut_trt.sampling.uniform", lambda *_: draw)
+    logits = np.full(1000, -np.inf, np.float32)
+    logits[[300, 301, 700]] = 0.1
+    assert sample_token(logits, params, SEED, 0) == {0.0: 300, 0.5: 301}.get(draw, 700)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1e-3, 1e-30, 1e-300])
 def test_greedy_and_nearly_greedy_take_the_lowest_id_of_a_tie_or_stay_within_it(temperature: float) -> None:
     logits = np.array([1.0, 5.0, 2.0, 5.0, 4.9], np.float32)
