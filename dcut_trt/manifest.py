@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +66,39 @@ class FileSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileSpec:
+    """One optimization profile of a plan: (min, opt, max) of every dynamic dimension, by its name in docs/graphs.md.
+
+    kind: "verify", "decode" or "prefill" of the target; "draft" or "prefill" of the drafter.
+    """
+
+    name: str
+    kind: str
+    dims: dict[str, tuple[int, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSpec:
+    """One TensorRT plan. file: in the bundle.  size: bytes.  profiles: by their index in the engine."""
+
+    file: str
+    size: int
+    build_seconds: float
+    profiles: tuple[ProfileSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything the runtime may know about a bundle without opening its graphs.
 
-    backend: "openvino" or "onnx".  precision: "fp32" or "bf16".  draft_length: D.
+    backend: "openvino", "onnx", "tensorrt" or "tensorrt-rtx".  precision: "fp32", "fp16" or "bf16".  draft_length: D.
     ratios: fractions of B * (D + 1) the engines were laid out for.
     token_buckets: distinct K over captured_batches and ratios.
     tensors: graph name -> {"inputs": [...], "outputs": [...]}.  files: path inside the bundle -> size and sha256.
     key: content hash of all build inputs and options.  versions: of the tools that built it.
+    cache_slots: positions per request in a linear KV cache, S_max; 0 for a paged one.
+    Of TensorRT bundles only: plans by graph name, the TensorRT version and the compute capability they were built for,
+    and prefill_chunk, the longest prefill their profiles take.
     """
 
     schema: int
@@ -92,6 +117,11 @@ class Manifest:
     tensors: dict[str, dict[str, list[str]]]
     files: dict[str, FileSpec]
     versions: dict[str, str]
+    plans: dict[str, PlanSpec] = field(default_factory=dict)
+    tensorrt: str | None = None
+    compute_capability: str | None = None
+    cache_slots: int = 0
+    prefill_chunk: int = 0
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -154,5 +184,19 @@ def _from_json(raw: dict[str, Any]) -> Manifest:
             "captured_batches": tuple(raw["captured_batches"]),
             "token_buckets": tuple(raw["token_buckets"]),
             "files": {name: FileSpec(**spec) for name, spec in raw["files"].items()},
+            "plans": {name: _plan_from_json(spec) for name, spec in raw.get("plans", {}).items()},
         }
     )
+
+
+def _plan_from_json(raw: dict[str, Any]) -> PlanSpec:
+    profiles = tuple(
+        ProfileSpec(**{**profile, "dims": {name: _range(values) for name, values in profile["dims"].items()}})
+        for profile in raw["profiles"]
+    )
+    return PlanSpec(**{**raw, "profiles": profiles})
+
+
+def _range(values: list[int]) -> tuple[int, int, int]:
+    minimum, optimum, maximum = values
+    return minimum, optimum, maximum

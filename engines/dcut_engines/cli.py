@@ -11,9 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from dcut_engines.build_options import MAX_BATCH, BuildOptions, DraftVocab
+from dcut_engines.build_options import (
+    DEFAULT_PREFILL_CHUNK,
+    MAX_BATCH,
+    PRECISIONS,
+    BuildOptions,
+    DraftVocab,
+    InvalidOption,
+)
+from dcut_engines.build_progress import Report
 from dcut_trt.errors import DcutError
 from dcut_trt.manifest import read_manifest
 
@@ -22,6 +30,8 @@ if TYPE_CHECKING:
 
 REFUSED, FAILED = 2, 1  # exit codes: what was asked cannot be built; the machine could not build it
 MEGABYTE = 1e6
+STAND_INS: dict[str, Any] = {"drafter": "", "out": Path()}
+BACKEND_HELP = "openvino (default): CPU; tensorrt, tensorrt-rtx: NVIDIA GPUs; onnx: what these two are compiled from"
 DRAFT_VOCAB_HELP = "ids to draft from: the first N, a JSON list, all (none), or the drafter's own list (default)"
 
 
@@ -34,14 +44,20 @@ def add_build_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> 
     )
     add = parser.add_argument
     add("--target", required=True, metavar="T", help="a directory, a .gguf file, smollm2-135m-instruct, or a hub id")
-    add("--drafter", required=True, metavar="D", help="a DFlash directory, smollm2-135m-dflash-b8, or a hub id")
-    add("--out", required=True, type=Path, metavar="DIR", help="the bundle's directory")
-    add("--backend", choices=("openvino", "onnx"), default="openvino", help="openvino (default): CPU; onnx: TensorRT")
-    add("--precision", choices=("fp32", "bf16"), default="fp32", help="of the networks; default: fp32")
+    add("--drafter", metavar="D", help="a DFlash directory, smollm2-135m-dflash-b8, or a hub id")
+    add("--out", type=Path, metavar="DIR", help="the bundle's directory")
+    add("--backend", choices=tuple(PRECISIONS), default="openvino", help=BACKEND_HELP)
+    add("--precision", choices=("fp32", "fp16", "bf16"), default="fp32", help="of the networks; default: fp32")
     add("--max-batch", type=_integer, default=32, metavar="B", help=f"concurrent requests, to {MAX_BATCH}; default: 32")
     add("--max-len", type=_integer, default=2048, metavar="N", help="tokens per request with its output; default: 2048")
     add("--ratios", type=_ratios, default="0.25,0.5,0.75,1", metavar="R,..", help="default: 0.25,0.5,0.75,1")
     add("--draft-vocab", type=_draft_vocab, default="own", metavar="N|FILE|none|own", help=DRAFT_VOCAB_HELP)
+    plans = parser.add_argument_group("plans", "of --backend tensorrt and tensorrt-rtx")
+    add = plans.add_argument
+    add("--compute-capability", metavar="M.N", help="of the GPU to compile for, such as 8.9; default: the local GPU's")
+    add("--prefill-chunk", type=_integer, metavar="N", help=f"rows of a prefill; default: {DEFAULT_PREFILL_CHUNK}")
+    add("--workspace-mib", type=_integer, metavar="N", help="scratch memory of a layer; default: TensorRT's limit")
+    add("--dry-run", action="store_true", help="print profiles and memory from the models' config.json; build nothing")
     parser.set_defaults(run=run_build)
     return parser
 
@@ -52,6 +68,8 @@ def run_build(args: argparse.Namespace) -> int:
 
     started = time.monotonic()
     try:
+        if args.dry_run:
+            return _dry_run(args)
         out = build(_options(args), _terminal_progress)
     except DcutError as error:
         return _fail(error, REFUSED)
@@ -68,9 +86,20 @@ def run_build(args: argparse.Namespace) -> int:
     return 0
 
 
+def _dry_run(args: argparse.Namespace) -> int:
+    from dcut_engines.dry_run import estimate, render  # noqa: PLC0415
+
+    Console().print(render(estimate(_options(args))))
+    return 0
+
+
 def _options(args: argparse.Namespace) -> BuildOptions:
-    names = BuildOptions.__dataclass_fields__
-    return BuildOptions(**{name: value for name, value in vars(args).items() if name in names})
+    """Raises InvalidOption. A dry run writes nothing, and takes DFlash's default where no drafter is named."""
+    given = {name: value for name, value in vars(args).items() if name in BuildOptions.__dataclass_fields__}
+    missing = [name for name in ("drafter", "out") if given[name] is None]
+    if missing and not args.dry_run:
+        raise InvalidOption(f"--{missing[0]}", "(none)", "needed, except with --dry-run")
+    return BuildOptions(**given | {name: STAND_INS[name] for name in missing})
 
 
 def _fail(error: Any, code: int) -> int:
@@ -79,17 +108,17 @@ def _fail(error: Any, code: int) -> int:
 
 
 @contextmanager
-def _terminal_progress(stage: str) -> Iterator[None]:
+def _terminal_progress(stage: str) -> Iterator[Report | None]:
     """Show a stage and its elapsed time on a terminal; elsewhere say nothing."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield
+        yield None
         return
-    columns = SpinnerColumn(finished_text="[green]done[/]"), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(stage, total=1)
-        yield
-        progress.update(task, completed=1)
+    spinner, name = SpinnerColumn(finished_text="[green]done[/]"), TextColumn("{task.description}")
+    with Progress(spinner, name, BarColumn(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task(stage, total=None)
+        yield lambda done: progress.update(task, completed=done, total=1)
+        progress.update(task, completed=1, total=1)
 
 
 def _integer(text: str) -> int:

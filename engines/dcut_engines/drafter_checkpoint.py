@@ -10,7 +10,7 @@ from typing import Any
 from dcut_engines.checkpoint import TargetCheckpoint
 from dcut_engines.digests import files_sha256
 from dcut_engines.hf_config import Fields, read_json, read_rope, refuse_options
-from dcut_engines.model_config import DrafterConfig, Weights
+from dcut_engines.model_config import DecoderConfig, DrafterConfig, Weights
 from dcut_engines.safetensors_file import read_tensors, weight_files
 from dcut_engines.sources import Source
 from dcut_engines.weights import LazyWeights, check_heads, check_shapes, drafter_shapes
@@ -52,11 +52,8 @@ def load_drafter(source: Source) -> DrafterCheckpoint:
     Raises UnknownModel when files are missing, truncated or inconsistent, UnsupportedModel for an option not served.
     """
     path = source.path / "config.json"
-    fields = Fields(path, read_json(path))
-    if "dflash_config" not in fields.values:
-        raise UnknownModel(f"{path}: dflash_config is missing; this is not a DFlash drafter")
-    config = _read_config(fields)
-    check_heads(str(path), config)
+    fields = _read_fields(path)
+    config = read_drafter_config(source.path)
     tensors = read_tensors(source.path)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     check_shapes(str(source.path), drafter_shapes(config), shapes)
@@ -72,13 +69,28 @@ def load_drafter(source: Source) -> DrafterCheckpoint:
     )
 
 
+def read_drafter_config(directory: Path) -> DrafterConfig:
+    """The architecture alone, from DIRECTORY/config.json. Raises as load_drafter."""
+    path = directory / "config.json"
+    config = _read_config(_read_fields(path))
+    check_heads(str(path), config)
+    return config
+
+
+def dimension_pairs(drafter: DrafterConfig, target: DecoderConfig) -> list[tuple[str, Any, Any]]:
+    """What must be equal in both architectures: name of the field, the drafter's value, the target's."""
+    return [
+        ("hidden_size", drafter.hidden_size, target.hidden_size),
+        ("vocab_size", drafter.vocab_size, target.vocab_size),
+        ("num_target_layers", drafter.num_target_layers, target.layers),
+    ]
+
+
 def check_drafter_fits(drafter: DrafterCheckpoint, target: TargetCheckpoint) -> None:
     """Raise DrafterMismatch, naming both and the first field that differs, unless drafter was made for target."""
     config, pin = drafter.config, drafter.pin
     wanted: list[tuple[str, Any, Any]] = [
-        ("hidden_size", config.hidden_size, target.config.hidden_size),
-        ("vocab_size", config.vocab_size, target.config.vocab_size),
-        ("num_target_layers", config.num_target_layers, target.config.layers),
+        *dimension_pairs(config, target.config),
         ("target sha256", pin.sha256, target.sha256),
         ("tokenizer sha256", pin.tokenizer_sha256, target.tokenizer.vocabulary_sha256),
     ]
@@ -106,6 +118,13 @@ def read_draft_vocab(path: Path, vocab_size: int) -> tuple[int, ...]:
     if len(set(ids)) != len(ids):
         raise UnknownModel(f"draft vocabulary {path}: {len(ids) - len(set(ids))} ids are there twice")
     return tuple(sorted(ids))
+
+
+def _read_fields(path: Path) -> Fields:
+    fields = Fields(path, read_json(path))
+    if "dflash_config" not in fields.values:
+        raise UnknownModel(f"{path}: dflash_config is missing; this is not a DFlash drafter")
+    return fields
 
 
 def _read_config(fields: Fields) -> DrafterConfig:

@@ -20,6 +20,7 @@ COMMANDS = {
     "inspect": "dcut_server.cli_inspect",
     "bench": "dcut_server.bench.cli",
     "demo": "dcut_server.cli_demo",
+    "export-schedule": "dcut_server.cli_export",
 }
 INTERRUPTED = 130
 
@@ -45,14 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command, name in COMMANDS.items():
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not name.startswith(error.name):
-                raise
-            continue
-        getattr(module, f"add_{command}_parser")(commands)
-        commands.choices[command].set_defaults(run=getattr(module, f"run_{command}"))
+        module, function = importlib.import_module(name), command.replace("-", "_")
+        getattr(module, f"add_{function}_parser")(commands)
+        commands.choices[command].set_defaults(run=getattr(module, f"run_{function}"))
     return parser
 
 
