@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -163,7 +164,7 @@ class Engine:
             sampled = np.array([not sequence.request.sampling.greedy for sequence in sequences])
             logit_rows = np.flatnonzero(sampled[plan.request_rows]).astype(np.int32) if sampled.any() else _NO_ROWS
             rows = plan.rows(past, tables)
-            verified = self.target.forward(rows, np.arange(plan.size, dtype=np.int32), logit_rows)
+            verified = self.target.forward(rows, _all_rows(plan.size), logit_rows)
         # Pruning saves work only if the target computes the plan's K rows and no more.
         assert len(verified.argmax) == len(verified.features) == plan.size, "the target ran other rows than planned"
         return verified, TargetChoice(verified, logit_rows)
@@ -215,6 +216,12 @@ class Engine:
         commits = [commit for _, commit in advanced if commit is not None]
         self.trace.finish("prefill", commits, len(parts), len(rows.token_ids), len(rows.token_ids), None)
         return [event for event, _ in advanced]
+
+
+@functools.lru_cache(maxsize=256)
+def _all_rows(size: int) -> IntArray:
+    """0 .. size - 1, the same array each time: a backend need not bind again what it has bound already."""
+    return np.arange(size, dtype=np.int32)
 
 
 def _draft_input(sequences: Live, offer: Offer | None = None, *, feed_only: bool = False) -> DraftInput:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +100,7 @@ class _Graph:
         self._inputs = {port.any_name: index for index, port in enumerate(self._model.inputs)}
         self._outputs = {port.any_name: index for index, port in enumerate(self._model.outputs)}
         self._cache: list[ov.Tensor] = []
+        self._bound: dict[str, NDArray[Any]] = {}
         self.network_ms = 0.0
 
     def allocate_cache(self, layers: int, num_blocks: int, kind: ov.Type) -> None:
@@ -109,10 +113,11 @@ class _Graph:
                 self._cache.append(tensor)
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> None:
-        # The request keeps no reference to the arrays; `tensors` keeps them alive until it is done.
-        tensors = [(self._inputs[name], ov.Tensor(value, shared_memory=True)) for name, value in inputs.items()]
-        for index, tensor in tensors:
-            self._request.set_input_tensor(index, tensor)
+        for name, value in inputs.items():
+            # The request reads the arrays in place, so `_bound` keeps them alive; one that it has already is left.
+            if self._bound.get(name) is not value:
+                self._request.set_input_tensor(self._inputs[name], ov.Tensor(value, shared_memory=True))
+                self._bound[name] = value
         begun = time.perf_counter()
         self._request.infer()
         self.network_ms += (time.perf_counter() - begun) * 1e3
@@ -133,6 +138,7 @@ class OpenVinoTarget:
     def __init__(self, graph: _Graph, limits: Limits) -> None:
         self.limits = limits
         self._graph = graph
+        self._pages = Pages()
 
     @property
     def network_ms(self) -> float:
@@ -145,7 +151,7 @@ class OpenVinoTarget:
                 "positions": rows.positions,
                 "head_rows": head_rows,
                 "logit_rows": logit_rows,
-                **page_inputs(rows.past_lens, rows.cu_lens, rows.block_tables),
+                **self._pages.inputs(rows.past_lens, rows.cu_lens, rows.block_tables),
             }
         )
         argmax, features, logits = (self._graph.output(name) for name in ("argmax", "features", "logits"))
@@ -163,6 +169,7 @@ class OpenVinoDrafter:
         self._width = limits.draft_length + 1
         self._mask = mask_token_id
         self._causal = causal
+        self._pages, self._read_pages = Pages(), Pages()
 
     @property
     def network_ms(self) -> float:
@@ -176,34 +183,24 @@ class OpenVinoDrafter:
         #  request b:                        ctx  ctx  anc  MSK  MSK      block_rows = [1, 2, 3, 6, 7, 8]
         """
         batch = len(drafts.anchors)
-        new_rows = np.array([sum(map(len, pieces)) for pieces in drafts.features], np.int32)  # [B]
-        features = np.concatenate([np.asarray(piece) for pieces in drafts.features for piece in pieces])  # [C, F]
+        new_rows = [sum(map(len, pieces)) for pieces in drafts.features]  # [B]
+        layout = block_layout(tuple(new_rows), self._width)
         block_ids = np.full((batch, self._width), self._mask, np.int32)
         block_ids[:, 0] = drafts.anchors
-        count = block_ids.size  # N
-        begins = np.zeros(batch + 1, np.int32)
-        np.cumsum(new_rows + self._width, out=begins[1:])
-        merged = np.arange(begins[-1], dtype=np.int32)  # [M]
-        block_rows = ((begins[:-1] + new_rows)[:, None] + np.arange(self._width, dtype=np.int32)).ravel()  # [N]
-        is_context = np.ones(len(merged), bool)
-        is_context[block_rows] = False
-        order = np.empty_like(merged)
-        order[is_context] = np.arange(len(features), dtype=np.int32)
-        order[block_rows] = np.arange(len(features), len(features) + count, dtype=np.int32)
-        query_rows = np.zeros_like(merged)
-        query_rows[block_rows] = np.arange(count, dtype=np.int32)
+        begins = layout.begins
+        shift = np.repeat(drafts.context_lens - begins[:-1], np.diff(begins))  # [M], from merged row to position
         inputs = {
-            "features": features,
+            "features": np.concatenate([np.asarray(piece) for pieces in drafts.features for piece in pieces]),  # [C, F]
             "block_ids": block_ids.ravel(),
-            "order": order,
-            "block_rows": block_rows,
-            "query_rows": query_rows,
-            "positions": merged + np.repeat(drafts.context_lens - begins[:-1], np.diff(begins)),
-            "draft_rows": np.arange(count, dtype=np.int32).reshape(batch, -1)[:, 1:].ravel(),
-            **page_inputs(drafts.context_lens, begins, drafts.block_tables),
+            "order": layout.order,
+            "block_rows": layout.block_rows,
+            "query_rows": layout.query_rows,
+            "positions": np.arange(begins[-1], dtype=np.int32) + shift,
+            "draft_rows": layout.draft_rows,
+            **self._pages.inputs(drafts.context_lens, begins, drafts.block_tables),
         }
         if not self._causal:
-            inputs |= self._read_inputs(drafts, begins, new_rows)
+            inputs |= self._read_inputs(drafts, begins, np.array(new_rows, np.int32))
         self._graph.run(inputs)
         shape = (batch, self._width - 1)
         return Draft(
@@ -216,7 +213,7 @@ class OpenVinoDrafter:
         last_position = np.repeat(drafts.context_lens + new_rows + width - 1, width)  # [N]
         tables = tuple(table for table in drafts.block_tables for _ in range(width))
         begins_each = np.arange(len(last_position) + 1, dtype=np.int32)
-        pages = page_inputs(last_position, begins_each, tables)
+        pages = self._read_pages.inputs(last_position, begins_each, tables)
         return {"last_rows": np.repeat(begins[1:] - 1, width), **{f"read_{name}": page for name, page in pages.items()}}
 
     def close(self) -> None:
@@ -233,15 +230,55 @@ def restore_head_info(model: ov.Model) -> None:
                 info[f"num_{kind}_heads"], info[f"{kind}_head_size"] = heads.get_length(), size.get_length()
 
 
-def page_inputs(past_lens: IntArray, begins: IntArray, tables: Sequence[IntArray]) -> dict[str, NDArray[Any]]:
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """How new context rows and blocks interleave (docs/graphs.md): begins [B + 1], order [M], block_rows [N],
+    query_rows [M], draft_rows [B * D]."""
+
+    begins: IntArray
+    order: IntArray
+    block_rows: IntArray
+    query_rows: IntArray
+    draft_rows: IntArray
+
+
+@functools.lru_cache(maxsize=256)
+def block_layout(new_rows: tuple[int, ...], width: int) -> BlockLayout:
+    """The layout for requests with these numbers of new context rows, and blocks of `width` = D + 1 rows."""
+    new = np.array(new_rows, np.int32)
+    context, count = int(new.sum()), len(new) * width  # C, N
+    begins = np.zeros(len(new) + 1, np.int32)
+    np.cumsum(new + width, out=begins[1:])
+    block = np.arange(count, dtype=np.int32)
+    block_rows = np.repeat(begins[:-1] + new, width) + block % width
+    is_context = np.ones(begins[-1], bool)
+    is_context[block_rows] = False
+    order = np.empty(begins[-1], np.int32)
+    order[is_context] = np.arange(context, dtype=np.int32)
+    order[block_rows] = context + block
+    query_rows = np.zeros(begins[-1], np.int32)
+    query_rows[block_rows] = block
+    return BlockLayout(begins, order, block_rows, query_rows, block[block % width > 0])
+
+
+class Pages:
     """The inputs that tell paged attention where each subsequence's rows are."""
-    lengths = past_lens + np.diff(begins)
-    table_begins = np.zeros(len(tables) + 1, np.int32)
-    np.cumsum([len(table) for table in tables], out=table_begins[1:])
-    return {
-        "past_lens": past_lens,
-        "subsequence_begins": begins,
-        "block_indices": np.concatenate(tables),
-        "block_indices_begins": table_begins,
-        "max_context_len": np.array(lengths.max(), np.int32),
-    }
+
+    def __init__(self) -> None:
+        self._tables: tuple[IntArray, ...] = ()
+        self._joined: dict[str, NDArray[Any]] = {}
+
+    def inputs(self, past_lens: IntArray, begins: IntArray, tables: tuple[IntArray, ...]) -> dict[str, NDArray[Any]]:
+        """Block tables are joined anew only when other requests run than at the last call."""
+        if len(tables) != len(self._tables) or any(map(operator.is_not, tables, self._tables)):
+            table_begins = np.zeros(len(tables) + 1, np.int32)
+            np.cumsum([len(table) for table in tables], out=table_begins[1:])
+            self._tables = tables
+            self._joined = {"block_indices": np.concatenate(tables), "block_indices_begins": table_begins}
+        longest = (past_lens + np.diff(begins)).max()
+        return {
+            "past_lens": past_lens,
+            "subsequence_begins": begins,
+            "max_context_len": np.array(longest, np.int32),
+            **self._joined,
+        }

@@ -100,6 +100,7 @@ class DCut:
 
     def __init__(self, table: CostTable) -> None:
         self.table = table
+        self._offers: dict[int, Offer] = {}
 
     def drafts_at(self, batch: int) -> bool:
         return True
@@ -113,9 +114,11 @@ class DCut:
         return Selection(keep_depths(ranked, budget(ratio, batch, length + 1), batch), ratio)
 
     def offer(self, batch: int) -> Offer:
-        # Differences within a flat table are noise; equal costs let the most tokens win, which verifies every draft.
-        cost_ms = np.ones(len(self.table.ratios)) if self.table.flat else self.table.row(batch)
-        return Offer(self.table.ratios, cost_ms)
+        if batch not in self._offers:
+            # Differences within a flat table are noise; equal costs let the most tokens win: every draft is verified.
+            cost_ms = np.ones(len(self.table.ratios)) if self.table.flat else self.table.row(batch)
+            self._offers[batch] = Offer(self.table.ratios, cost_ms)
+        return self._offers[batch]
 
 
 POLICY_NAMES = "plain, dflash, ratio:R (0 < R <= 1), dcut"

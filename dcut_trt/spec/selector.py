@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ def prefix_log_scores(confidence: FloatArray) -> FloatArray:
     batch, length = confidence.shape
     scores = np.zeros((batch, length + 1), np.float32)
     with np.errstate(divide="ignore"):
-        logs = np.log(np.clip(np.nan_to_num(confidence, nan=0.0), 0.0, 1.0))
+        logs = np.log(np.fmin(np.fmax(confidence, 0.0), 1.0))  # fmax(NaN, 0) is 0
     np.cumsum(logs, axis=1, out=scores[:, 1:])
     return scores
 
@@ -49,5 +50,10 @@ def choose_ratio(
     """
     batch, block = log_scores.shape
     expected = np.cumsum(np.exp(log_scores.T.ravel()[ranked]), dtype=np.float64)  # [B * (D + 1)]
-    budgets = np.array([budget(ratio, batch, block) for ratio in ratios])
-    return int(np.argmax(expected[budgets - 1] / cost_ms))
+    return int(np.argmax(expected[_last_kept(tuple(ratios), batch, block)] / cost_ms))
+
+
+@functools.lru_cache(maxsize=1024)
+def _last_kept(ratios: tuple[float, ...], batch: int, block: int) -> IntArray:
+    """Place in the ranking of the last position that each ratio's budget keeps: [R]."""
+    return np.array([budget(ratio, batch, block) - 1 for ratio in ratios], np.int32)
