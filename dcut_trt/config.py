@@ -14,7 +14,7 @@ class EngineOptions:
 
     policy: plain, dflash, ratio:R or dcut.  max_queue: requests that may wait behind a full batch.
     prefill_chunk: prompt rows computed in one step.  kv_memory_mib: memory for both KV caches; None takes what
-    max_batch requests of max_len need, at most 4096 MiB.
+    max_batch requests of max_len need, on CPU at most 4096 MiB.
     threads: CPU threads of the runtime; None leaves it the choice.
     cost_table: a table to use instead of the bundle's own.  profile: False never measures.
     """

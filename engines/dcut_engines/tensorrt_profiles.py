@@ -58,8 +58,11 @@ class Layout:
 
 
 def cache_slots(max_len: int, block_size: int) -> int:
-    """S_max: a window may start at the last position of a request, and the drafter's is two blocks long."""
-    return max_len + 2 * block_size
+    """S_max: a window may start at the last position of a request, and the drafter's is two blocks long.
+
+    Rounded up to a multiple of 8, so that every request's row of the cache starts at a multiple of 256 bytes.
+    """
+    return -(-(max_len + 2 * block_size) // 8) * 8
 
 
 def target_profiles(layout: Layout) -> tuple[ProfileSpec, ...]:
