@@ -32,7 +32,7 @@ from dcut_trt.types import Usage
 
 TARGET, DRAFTER, BUNDLE = "smollm2-135m-instruct", "smollm2-135m-dflash-b8", Path("bundles/smollm2-bf16")
 CLIENTS, PROMPTS_EACH, MAX_TOKENS, WATCHED = 8, 2, 128, 2
-COMPARED = BenchOptions(("plain", "dflash", "dcut"), (CLIENTS,), requests=2 * CLIENTS, rounds=2, max_tokens=64)
+COMPARED = BenchOptions(("plain", "dflash", "dcut"), (CLIENTS,), requests=CLIENTS, rounds=2, max_tokens=64)
 TERMINATED = 143
 
 
