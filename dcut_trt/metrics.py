@@ -21,6 +21,8 @@ class StepRecord:
 
     kept, accepted: draft tokens.  emitted: output tokens.  Times in milliseconds: draft_ms, select_ms (score, select,
     pack) and verify_ms are stages; network_ms is what the runtime's own calls took, the rest of the step is host time.
+    accepted_each: of a decode step, the accepted drafts of each request. One that ended within its accepted drafts is
+    left out: how many more would have been accepted is not known.
     """
 
     kind: StepKind
@@ -36,6 +38,7 @@ class StepRecord:
     verify_ms: float
     network_ms: float
     step_ms: float
+    accepted_each: tuple[int, ...] = ()
 
     @property
     def host_ms(self) -> float:
@@ -108,6 +111,7 @@ class StepTrace:
             verify_ms=self._stage_ms.get("verify", 0.0),
             network_ms=self.network_ms() - self._network_before,
             step_ms=(self.clock() - self._started) * 1e3,
+            accepted_each=_accepted_each(commits) if kind == "decode" else (),
         )
         self.records.append(record)
         self.totals.steps += 1
@@ -117,3 +121,8 @@ class StepTrace:
         self.totals.verified += record.kept
         self.totals.accepted += record.accepted
         self.totals.requests_finished += sum(commit.finish is not None for commit in commits)
+
+
+def _accepted_each(commits: list[Commit]) -> tuple[int, ...]:
+    """Of all commits that hold the target's own token, which follows the accepted drafts."""
+    return tuple(commit.accepted for commit in commits if len(commit.tokens) > commit.accepted)

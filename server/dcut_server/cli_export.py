@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dcut_server.draft_schedule import UniformDepth, check_acceptance, to_yaml, uniform_depths
+from dcut_server.draft_schedule import UniformDepth, check_acceptance, measured_acceptance, to_yaml, uniform_depths
 from dcut_trt.errors import UnsupportedOption
 from dcut_trt.manifest import read_manifest
 from dcut_trt.spec.cost_table import COST_TABLE_NAME, load_cost_table
@@ -28,7 +28,8 @@ def add_export_schedule_parser(commands: Any) -> None:
         "--acceptance",
         required=True,
         metavar="A,..|FILE",
-        help="for k = 1..D the share of blocks whose first k drafts are all accepted; or a JSON file with that list",
+        help="for k = 1..D the share of blocks whose first k drafts are all accepted; or a JSON file: that list, or a "
+        "report of dcut-trt bench --json that has the policy dflash (the mean of its cells, weighted by blocks)",
     )
     parser.add_argument("--cost-table", type=Path, metavar="FILE", help="use this table instead of the bundle's own")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the YAML to write")
@@ -71,6 +72,11 @@ def _acceptance(text: str) -> list[float]:
         values = json.loads(Path(text).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UnsupportedOption(f"--acceptance {text}: neither numbers nor a readable JSON file: {error}") from error
+    if isinstance(values, dict) and "cells" in values:
+        try:
+            return measured_acceptance(values)
+        except (TypeError, KeyError, ValueError) as error:
+            raise UnsupportedOption(f"--acceptance {text}: not as dcut-trt bench writes it: {error!r}") from error
     if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
-        raise UnsupportedOption(f"--acceptance {text}: a JSON list of numbers is needed")
+        raise UnsupportedOption(f"--acceptance {text}: a JSON list of numbers is needed, or a report of dcut-trt bench")
     return [float(value) for value in values]

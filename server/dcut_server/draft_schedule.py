@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,20 @@ def check_acceptance(acceptance: Sequence[float], draft_length: int) -> None:
     falling = [1.0, *acceptance, 0.0]
     if not all(before >= after for before, after in pairwise(falling)):
         raise UnsupportedOption(f"acceptance={shown}: must fall from depth to depth, within [0, 1]")
+
+
+def measured_acceptance(report: Mapping[str, Any]) -> list[float]:
+    """[D] as the policy dflash had it in the JSON report of dcut-trt bench: over all its cells, by number of blocks.
+
+    It verifies every draft, so no selection hides what would have been accepted. Raises UnsupportedOption when no cell
+    has it.
+    """
+    cells = [cell for cell in report["cells"] if cell["policy"] == "dflash" and cell.get("acceptance")]
+    if not cells:
+        raise UnsupportedOption("the report of dcut-trt bench has no acceptance of policy dflash; measure that policy")
+    blocks = [cell["steps"] * cell["mean_batch"] for cell in cells]
+    mean: list[float] = np.average([cell["acceptance"] for cell in cells], axis=0, weights=blocks).tolist()
+    return mean
 
 
 def uniform_depths(table: CostTable, acceptance: Sequence[float]) -> list[UniformDepth]:

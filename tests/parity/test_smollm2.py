@@ -7,15 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from graph_runner import PagedRunner, TargetRows, run_target
 from tiny_targets import FloatArray, TinyTarget
-from transformers import AutoModelForCausalLM
 from window_runner import WindowRunner
 
-from dcut_engines.checkpoint import load_target
 from dcut_engines.emit_onnx import emit_target
-from dcut_engines.sources import Source
 
 FEATURE_LAYERS = (1, 14, 27)
 MAX_LEN = 80
@@ -26,12 +22,8 @@ Call = Callable[[Sequence[Sequence[int]], Sequence[int]], dict[str, FloatArray]]
 
 
 @pytest.fixture(scope="module")
-def target(smollm2_gguf: Path) -> TinyTarget:
-    checkpoint = load_target(Source("smollm2", smollm2_gguf))
-    model = AutoModelForCausalLM.from_pretrained(
-        str(smollm2_gguf.parent), gguf_file=smollm2_gguf.name, dtype=torch.float32
-    )
-    return TinyTarget(checkpoint.config, checkpoint.weights, model.eval())
+def target(smollm2_target: TinyTarget) -> TinyTarget:
+    return smollm2_target
 
 
 @pytest.fixture(scope="module", params=["openvino", "onnx"])

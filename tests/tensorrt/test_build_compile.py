@@ -122,20 +122,22 @@ def test_timing_caches_are_kept_and_read_again(tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in timing_cache_path(tensorrt).parent.iterdir()] == [timing_cache_path(tensorrt).name]
 
 
-def test_smollm2_compiles_whole() -> None:
-    """The real target and its shipped drafter, with as many profiles as a test has time for."""
-    out = cache_dir() / "tests" / "smollm2-rtx-fp16"
+@pytest.mark.parametrize("capability", ["8.9", "12.0"])
+def test_smollm2_compiles_whole(capability: str) -> None:
+    """The real target and its shipped drafter, with every profile of B = 1..32 and the default ratios."""
+    out = cache_dir() / "tests" / f"smollm2-rtx-fp16-{capability}"
     options = BuildOptions(
         *("smollm2-135m-instruct", "smollm2-135m-dflash-b8", out),
         backend="tensorrt-rtx",
         precision="fp16",
-        max_batch=1,
-        ratios=(1.0,),
-        compute_capability="8.9",
+        compute_capability=capability,
     )
     manifest = read_manifest(build(options))
     verify_files(out, manifest)
-    assert [profile.name for profile in manifest.plans["target"].profiles] == ["verify-8", "decode", "prefill"]
-    assert [profile.name for profile in manifest.plans["drafter"].profiles] == ["draft-1", "prefill"]
-    weights = 269.5e6  # they are in the plan once, whatever the number of profiles
-    assert weights < manifest.plans["target"].size < 1.3 * weights
+    profiles = {name: [profile.name for profile in plan.profiles] for name, plan in manifest.plans.items()}
+    buckets = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+    assert profiles["target"] == [*(f"verify-{rows}" for rows in buckets), "decode", "prefill"]
+    assert profiles["drafter"] == [*(f"draft-{batch}" for batch in (1, 2, 4, 8, 16, 32)), "prefill"]
+    # Weights are in the plan once: a second copy of the layers' alone is 213 MB. Each profile adds 15 MB of its own.
+    weights, own = 269.5e6, 18e6
+    assert weights < manifest.plans["target"].size < weights + len(profiles["target"]) * own

@@ -17,7 +17,7 @@ from rich.console import Console
 from dcut_server.bench import report
 from dcut_server.bench.plot import check_plot, spread_apart, write_plot
 from dcut_server.bench.runner import Pass, Stream
-from dcut_server.bench.summary import Cell, differing_tokens, summarise, token_gaps_ms
+from dcut_server.bench.summary import Cell, acceptance_by_depth, differing_tokens, summarise, token_gaps_ms
 from dcut_server.cli import build_parser
 from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.errors import UnsupportedOption
@@ -48,6 +48,18 @@ def test_the_numbers_of_a_cell():
     assert dcut.ratio_steps == {"0.5": 4}
     assert plain.ratio_steps == {"none": 4}
     assert dcut.prefill_share == pytest.approx(0.2 / 1.5)
+
+
+def test_acceptance_by_depth_is_the_share_of_blocks_accepted_so_far():
+    full = replace(DRAFT_STEP, rows=16, kept=14, accepted_each=(7, 2))
+    tail = replace(full, batch=1, rows=8, possible=8, accepted_each=(0,))
+    ended = replace(tail, accepted_each=())
+    assert acceptance_by_depth([full, tail, ended]) == pytest.approx((2 / 3, 2 / 3, *[1 / 3] * 5))
+    assert sum(acceptance_by_depth([full, tail])) == pytest.approx((7 + 2 + 0) / 3)  # accepted drafts per block
+    assert acceptance_by_depth([full, replace(DRAFT_STEP, accepted_each=(2, 1))]) is None  # drafts were pruned
+    assert acceptance_by_depth([replace(PLAIN_STEP, accepted_each=(0, 0))]) is None
+    assert acceptance_by_depth([ended]) is None
+    assert acceptance_by_depth([]) is None
 
 
 def test_the_split_of_a_step_adds_up():
@@ -154,6 +166,10 @@ def test_the_command_measures_and_writes(tmp_path, monkeypatch, capsys):
         (concurrency, policy) for concurrency in (1, 2) for policy in ("plain", "dflash")
     ]
     assert {"command", "machine", "versions", "bundle", "dataset", "options", "cost_table"} <= set(document)
+    plain, dflash = document["cells"][:2]
+    assert plain["acceptance"] is None
+    assert len(dflash["acceptance"]) == 7
+    assert 1 >= dflash["acceptance"][0] >= dflash["acceptance"][6] >= 0
     assert document["bundle"]["key"] == "k" * 64
     assert document["machine"]["cpus"] == os.cpu_count()
     assert document["dataset"]["prompts"] == 100

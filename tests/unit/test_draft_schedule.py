@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcut_server.cli_export import add_export_schedule_parser, run_export_schedule
-from dcut_server.draft_schedule import check_acceptance, schedule, to_yaml, uniform_depths
+from dcut_server.draft_schedule import check_acceptance, measured_acceptance, schedule, to_yaml, uniform_depths
 from dcut_trt.errors import BundleError, CostTableError, DcutError, UnsupportedOption
 from dcut_trt.manifest import MANIFEST_NAME, DrafterSpec, Manifest, TargetSpec, TokenizerSpec
 from dcut_trt.spec.cost_table import CostTable, save_cost_table
@@ -163,6 +163,38 @@ def test_a_bundle_is_exported(bundle: Path, as_file: bool, capsys: pytest.Captur
     }
     assert "measured 2026-01-02T03:04:05" in text
     assert "3.40" in capsys.readouterr().out
+
+
+def test_acceptance_is_taken_from_a_report(bundle: Path) -> None:
+    """Three times as many blocks at four requests as at one, so three quarters of the weight."""
+    cells = [
+        {"policy": "plain", "acceptance": None, "steps": 100, "mean_batch": 1.0},
+        {"policy": "dflash", "acceptance": [0.8, 0.4, 0.0], "steps": 30, "mean_batch": 1.0},
+        {"policy": "dflash", "acceptance": [1.0, 0.8, 0.8], "steps": 30, "mean_batch": 3.0},
+        {"policy": "dcut", "acceptance": [0.1, 0.1, 0.1], "steps": 90, "mean_batch": 2.0},
+    ]
+    assert measured_acceptance({"cells": cells}) == pytest.approx([0.95, 0.7, 0.6])
+    (bundle / "bench.json").write_text(json.dumps({"kind": "dcut-trt bench", "cells": cells}))
+    assert run(bundle, "--acceptance", bundle / "bench.json", "--out", bundle / "from_report.yaml") == 0
+    assert run(bundle, "--acceptance", "0.95,0.7,0.6", "--out", bundle / "from_numbers.yaml") == 0
+    assert (bundle / "from_report.yaml").read_text() == (bundle / "from_numbers.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ([], "has no acceptance of policy dflash"),
+        ([{"policy": "dflash", "steps": 1, "mean_batch": 1.0}], "has no acceptance of policy dflash"),
+        ([{"policy": "dcut", "acceptance": [0.5, 0.5, 0.5]}], "has no acceptance of policy dflash"),
+        ([{"policy": "dflash", "acceptance": [0.5, 0.5], "steps": 1, "mean_batch": 1.0}], "drafts 3 tokens"),
+        ([{"acceptance": [0.5, 0.5, 0.5]}], "bench.json: not as dcut-trt bench writes it: KeyError"),
+        (None, "bench.json: not as dcut-trt bench writes it: TypeError"),
+    ],
+)
+def test_a_report_without_measured_acceptance_is_refused(bundle: Path, cells: object, message: str) -> None:
+    (bundle / "bench.json").write_text(json.dumps({"cells": cells}))
+    with pytest.raises(UnsupportedOption, match=message):
+        run(bundle, "--acceptance", bundle / "bench.json", "--out", bundle / "schedule.yaml")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,20 @@ def test_counts_derive_from_commits() -> None:
     assert (totals.drafted, totals.verified, totals.accepted) == (14, 5, 3)
 
 
+def test_accepted_drafts_per_request_leave_out_blocks_that_ended_with_their_request() -> None:
+    trace = StepTrace(lambda: 0.0)
+    stop, length = FinishReason.STOP, FinishReason.LENGTH
+    whole, ends_after_bonus = commit(4, 7, 7, 3), commit(3, 7, 7, 2, length)
+    cut_at_a_draft, nothing_accepted = commit(5, 7, 7, 5, stop), commit(1, 7, 7, 0, stop)
+    trace.start()
+    trace.finish("decode", [whole, ends_after_bonus, cut_at_a_draft, nothing_accepted], 4, 32, 32, 1.0)
+    assert trace.records[-1].accepted_each == (3, 2, 0)
+    assert trace.records[-1].accepted == 10
+    trace.start()
+    trace.finish("prefill", [commit(1, 0, 0, 0)], 1, 5, 5, None)
+    assert trace.records[-1].accepted_each == ()
+
+
 def test_reset_forgets() -> None:
     trace = StepTrace(lambda: 0.0)
     trace.start()

@@ -26,36 +26,36 @@ def confidence_topk_pack(inputs: PackInputs) -> Packed:
     return _packed(inputs, bucket, keep_depths(ranked, size, len(inputs.anchors)))
 
 
-def disagreement(inputs: PackInputs, got: Packed) -> str | None:
+def disagreement(inputs: PackInputs, got: Packed, near_tie: float = NEAR_TIE) -> str | None:
     """Why `got` is not an answer to `inputs`, or None.
 
     Where the reference's own choice hangs on a near-tie, the other choice is as good: a bucket whose utility is within
-    a relative NEAR_TIE of the best, and kept drafts whose scores are within NEAR_TIE * max(1, |score|) of those
+    a relative near_tie of the best, and kept drafts whose scores are within near_tie * max(1, |score|) of those
     dropped. All that follows from the choice must then be exact.
     """
     log_scores = prefix_log_scores(inputs.confidence)
     budgets, utilities = _utilities(inputs, log_scores, rank(log_scores))
     bucket, keep = int(got.bucket[0]), got.keep
     batch, block = log_scores.shape
-    if bucket not in _good_buckets(inputs, utilities):
+    if bucket not in _good_buckets(inputs, utilities, near_tie):
         return f"bucket {bucket} of utilities {utilities.tolist()}, bypass {inputs.bypass.tolist()}"
     size = batch if inputs.bypass[0] else int(budgets[bucket])
     if keep.min() < 0 or keep.max() >= block or (keep + 1).sum() != size:
         return f"keep {keep.tolist()} does not fill {size} rows"
     kept = np.arange(block) <= keep[:, None]  # [B, D + 1]
     least_kept, best_dropped = log_scores[kept].min(), log_scores[~kept].max(initial=-np.inf)
-    if best_dropped > -np.inf and not least_kept >= best_dropped - NEAR_TIE * max(1.0, -float(best_dropped)):
+    if best_dropped > -np.inf and not least_kept >= best_dropped - near_tie * max(1.0, -float(best_dropped)):
         return f"kept a score of {least_kept} and dropped one of {best_dropped}"
     return _first_difference(got, _packed(inputs, bucket, keep))
 
 
-def _good_buckets(inputs: PackInputs, utilities: FloatArray) -> list[int]:
+def _good_buckets(inputs: PackInputs, utilities: FloatArray, near_tie: float) -> list[int]:
     """The right one, and those in a near-tie with it."""
     if inputs.bypass[0]:
         return [len(utilities)]
     if not utilities.any():
         return [len(utilities) - 1]
-    return [index for index, utility in enumerate(utilities) if utility >= utilities.max() * (1 - NEAR_TIE)]
+    return [index for index, utility in enumerate(utilities) if utility >= utilities.max() * (1 - near_tie)]
 
 
 def _utilities(inputs: PackInputs, log_scores: FloatArray, ranked: IntArray) -> tuple[IntArray, FloatArray]:

@@ -54,6 +54,8 @@ class Cell:
     is (largest - smallest) / median of them.  speedup: over plain, None without it.
     tau: tokens per request and decoding step, bonus token included.  keep_ratio: rows verified of all B * (D + 1).
     mean_batch: requests in a decoding step.  full_batch_tokens_per_s: in decoding steps with every request live.
+    acceptance: [D] share of blocks whose first k drafts were all accepted, k = 1..D; of blocks that ended with their
+    request before their first rejection nothing is counted. None unless every step verified every draft.
     prefill_share: of the wall time.  ratio_steps: decoding steps by the ratio that was chosen.
     ttft: from submission to the first token.  inter_token: time since the message before, shared by its tokens.
     difference: None when plain was not measured, or when outputs are sampled.
@@ -71,6 +73,7 @@ class Cell:
     speedup_rounds: tuple[float, ...]
     tau: float
     keep_ratio: float
+    acceptance: tuple[float, ...] | None
     mean_batch: float
     full_batch_tokens_per_s: float | None
     steps: int
@@ -114,6 +117,7 @@ def _cell(passes: list[Pass], plain: list[Pass] | None, *, greedy: bool) -> Cell
         speedup_rounds=speedups,
         tau=_ratio(sum(record.emitted for record in decode), rows),
         keep_ratio=_ratio(sum(record.rows for record in decode), sum(record.possible for record in decode)),
+        acceptance=acceptance_by_depth(decode),
         mean_batch=_ratio(rows, len(decode)),
         full_batch_tokens_per_s=sum(record.emitted for record in full) / full_ms * 1e3 if full else None,
         steps=len(decode),
@@ -124,6 +128,15 @@ def _cell(passes: list[Pass], plain: list[Pass] | None, *, greedy: bool) -> Cell
         inter_token_ms=_percentiles([gap for stream in streams for gap in token_gaps_ms(stream)]),
         difference=None if plain is None or not greedy else _difference(passes, plain),
     )
+
+
+def acceptance_by_depth(decode: Sequence[StepRecord]) -> tuple[float, ...] | None:
+    """Cell.acceptance of these decoding steps."""
+    blocks = [accepted for record in decode for accepted in record.accepted_each]
+    if not blocks or any(record.rows < record.possible for record in decode):
+        return None
+    draft_length = decode[0].possible // decode[0].batch - 1
+    return tuple(fmean(accepted >= depth for accepted in blocks) for depth in range(1, draft_length + 1))
 
 
 def token_gaps_ms(stream: Stream) -> list[float]:
