@@ -123,6 +123,11 @@ class Manifest:
     cache_slots: int = 0
     prefill_chunk: int = 0
 
+    @property
+    def feature_size(self) -> int:
+        """F, the width of a target feature row: the drafter's layers of the target, side by side."""
+        return len(self.drafter.target_layer_ids) * self.target.hidden_size
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 

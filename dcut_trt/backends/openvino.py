@@ -69,7 +69,7 @@ def plan_limits(manifest: Manifest, options: EngineOptions) -> Limits:
         vocab_size=manifest.target.vocab_size,
         block_size=BLOCK_SIZE,
         num_blocks=blocks,
-        feature_size=len(manifest.drafter.target_layer_ids) * manifest.target.hidden_size,
+        feature_size=manifest.feature_size,
     )
 
 

@@ -130,7 +130,7 @@ def plan_limits(manifest: Manifest, options: EngineOptions, *tensors: Tensors) -
         vocab_size=manifest.target.vocab_size,
         block_size=manifest.cache_slots,
         num_blocks=slots,
-        feature_size=len(manifest.drafter.target_layer_ids) * manifest.target.hidden_size,
+        feature_size=manifest.feature_size,
     )
 
 

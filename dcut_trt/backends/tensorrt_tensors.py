@@ -46,7 +46,7 @@ def target_tensors(manifest: Manifest) -> Tensors:
         **_integers("H", "head_rows"),
         **_integers("S", "logit_rows"),
         "argmax": Tensor("INT32", ("H",), output=True),
-        "features": Tensor(element, ("K", _feature_size(manifest)), output=True),
+        "features": Tensor(element, ("K", manifest.feature_size), output=True),
         "logits": Tensor("FLOAT", ("S", target.vocab_size), output=True),
         **_caches(element, target.layers, target.kv_heads, manifest.cache_slots, target.head_dim),
     }
@@ -56,7 +56,7 @@ def drafter_tensors(manifest: Manifest) -> Tensors:
     """Of the drafter with the pack node at its tail; K_max is B * (D + 1)."""
     drafter, element, ratios = manifest.drafter, ELEMENTS[manifest.precision], len(manifest.ratios)
     return {
-        "features": Tensor(element, ("C", _feature_size(manifest))),
+        "features": Tensor(element, ("C", manifest.feature_size)),
         **_integers("C", "context_positions"),
         **_integers("B", "anchors", "write_indices", "anchor_positions"),
         **_integers("B_plus_1", "context_begins"),
@@ -86,10 +86,6 @@ def _caches(element: str, layers: int, heads: int, slots: int, head_dim: int) ->
         for kind in ("key", "value")
         for side in ("", "_out")
     }
-
-
-def _feature_size(manifest: Manifest) -> int:
-    return len(manifest.drafter.target_layer_ids) * manifest.target.hidden_size
 
 
 def check_engine(trt: Any, engine: Engine, plan: PlanSpec, tensors: Tensors) -> None:

@@ -17,8 +17,8 @@ from dcut_trt.engine import Engine
 from dcut_trt.errors import CostTableError
 from dcut_trt.spec.cost_table import CostTable, load_cost_table, save_cost_table
 from dcut_trt.spec.packing import captured_batches
-from dcut_trt.spec.policies import FixedRatio, Policy, Selection
-from dcut_trt.types import FloatArray, Offer, Request
+from dcut_trt.spec.policies import FixedRatio, Plain, Policy
+from dcut_trt.types import Request
 
 logger = logging.getLogger(__name__)
 
@@ -29,20 +29,11 @@ STEPS_PER_ROUND = 3  # the first of them is not counted: a step whose K differs 
 Progress = Callable[[int, int], None]
 
 
-class _Bypass:
-    """No draft, but the drafter's context stays fed, so that drafting steps can follow."""
+class _Bypass(Plain):
+    """Plain steps that keep the drafter's context fed, so that drafting steps can follow."""
 
     name = "bypass"
     drafts = True
-
-    def drafts_at(self, batch: int) -> bool:
-        return False
-
-    def select(self, confidence: FloatArray) -> Selection:
-        return Selection(np.zeros(len(confidence), np.int32), None)
-
-    def offer(self, batch: int) -> Offer | None:
-        return None
 
 
 def profile(

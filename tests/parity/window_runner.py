@@ -9,19 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 import onnxruntime as ort
+from graph_runner import Arrays, i32, ragged
 from numpy.typing import NDArray
 
-Arrays = dict[str, NDArray[Any]]
 KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-
-
-def i32(values: Any) -> NDArray[np.int32]:
-    return np.asarray(values, np.int32)
-
-
-def ragged(lengths: Sequence[int]) -> NDArray[np.int32]:
-    """Where each request's rows begin, and how many there are in all: [B + 1]."""
-    return i32(np.cumsum([0, *lengths]))
 
 
 class WindowRunner:
