@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 EXTRAS_DEMO := build
-EXTRAS_TEST := build,bench,dev,plugin-build
+EXTRAS_TEST := build,bench,dashboard,dev,openai,plugin-build,tracing
 
-.PHONY: demo test lint unit proto clean
+.PHONY: demo test lint unit peers proto clean
 
 demo: $(VENV)/.demo
 	$(BIN)/dcut-trt demo
@@ -16,8 +16,13 @@ test: lint unit
 lint: $(VENV)/.test
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure
 
-unit: $(VENV)/.test
+unit: $(VENV)/.test peers
 	$(BIN)/pytest
+
+# The other sides that the frontends are tried with; each script sets up what is missing and is quick otherwise.
+peers: $(VENV)/.test
+	@for script in tests/tritonserver/setup.sh tests/dynamo/setup.sh tests/dashboard/setup.sh; do \
+	  if [ -f $$script ]; then bash $$script || exit 1; fi; done
 
 # Regenerates the committed gRPC stubs from proto/.
 proto: $(VENV)/.test

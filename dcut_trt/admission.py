@@ -10,6 +10,9 @@ from dcut_trt.types import Request, SamplingParams
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
+MAX_PRIORITY = 100
 
 
 def check_request(request: Request, limits: Limits) -> None:
@@ -25,8 +28,14 @@ def check_request(request: Request, limits: Limits) -> None:
     _check_ids("stop_token_ids", request.stop_token_ids, limits.vocab_size)
     if request.max_tokens < 1:
         raise InvalidRequest("max_tokens", request.max_tokens, "must be at least 1")
+    if not 0 <= request.min_tokens <= request.max_tokens:
+        raise InvalidRequest("min_tokens", request.min_tokens, f"must be in [0, max_tokens={request.max_tokens}]")
+    if request.logprobs is not None:
+        _check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    _check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     _check_stop(request.stop)
     check_sampling(request.sampling)
+    _check_bias(request.sampling.logit_bias, limits.vocab_size)
     blocks = blocks_needed(request, limits)
     if blocks > limits.num_blocks:
         limit = f"prompt and output need {blocks} KV blocks of {limits.block_size}, there are {limits.num_blocks}"
@@ -49,6 +58,28 @@ def check_sampling(sampling: SamplingParams) -> None:
         raise InvalidRequest("sampling.top_p", sampling.top_p, "must be in (0, 1]")
     if sampling.seed is not None and not 0 <= sampling.seed < 2**63:
         raise InvalidRequest("sampling.seed", sampling.seed, "must be in [0, 2**63)")
+    _check_range("sampling.min_p", sampling.min_p, 0, 1)
+    if not 0 < sampling.repetition_penalty <= 2:
+        raise InvalidRequest("sampling.repetition_penalty", sampling.repetition_penalty, "must be in (0, 2]")
+    _check_range("sampling.presence_penalty", sampling.presence_penalty, -2, 2)
+    _check_range("sampling.frequency_penalty", sampling.frequency_penalty, -2, 2)
+
+
+def _check_range(field: str, value: float, low: int, high: int) -> None:
+    if not low <= value <= high:  # NaN is in no range
+        raise InvalidRequest(field, value, f"must be in [{low}, {high}]")
+
+
+def _check_bias(logit_bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
+    if len(logit_bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest("sampling.logit_bias", f"{len(logit_bias)} ids", f"must be at most {MAX_LOGIT_BIAS} ids")
+    _check_ids("sampling.logit_bias", tuple(token_id for token_id, _ in logit_bias), vocab_size)
+    seen: set[int] = set()
+    for token_id, bias in logit_bias:
+        _check_range(f"sampling.logit_bias[id {token_id}]", bias, -100, 100)
+        if token_id in seen:
+            raise InvalidRequest("sampling.logit_bias", token_id, "must name each id once")
+        seen.add(token_id)
 
 
 def _check_ids(field: str, ids: tuple[int, ...], vocab_size: int) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 
 from dcut_trt.admission import check_request
 from dcut_trt.backends.base import Drafter, Target
-from dcut_trt.detokenizer import Detokenizer
-from dcut_trt.errors import DcutError, DeadlineExceeded, StepFailed, UnsupportedOption
+from dcut_trt.choice import SequenceChoice, TargetChoice
+from dcut_trt.errors import DcutError, StepFailed, UnsupportedOption
+from dcut_trt.events import commit_event, fault_event, leave_events
 from dcut_trt.metrics import StepTrace
-from dcut_trt.sampling import TargetChoice
-from dcut_trt.scheduler import Batch, PrefillPart, Scheduler
+from dcut_trt.scheduler import PrefillPart, Scheduler
 from dcut_trt.sequence import Sequence as LiveSequence
 from dcut_trt.spec.accept import accept
 from dcut_trt.spec.cost_table import CostTable
@@ -27,7 +27,6 @@ from dcut_trt.types import (
     Draft,
     DraftInput,
     FeatureRows,
-    FinishReason,
     IntArray,
     Offer,
     Plan,
@@ -54,17 +53,21 @@ class Engine:
         *,
         max_queue: int = 256,
         prefill_chunk: int = 512,
-        clock: Callable[[], float] = time.monotonic,
+        busy_prefill_chunk: int = 128,
+        prefix_cache: bool = True,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.tokenizer = tokenizer
         self.limits = target.limits
-        self.scheduler = Scheduler(target.limits, max_queue, prefill_chunk)
+        self.scheduler = Scheduler(
+            target.limits, max_queue, prefill_chunk, busy_prefill_chunk, prefix_cache=prefix_cache
+        )
         self.trace = StepTrace(lambda: target.network_ms + drafter.network_ms)
-        self.clock = clock
+        self.clock: Callable[[], float] = time.monotonic
         self.cost_table: CostTable | None = None  # what profiling found, for whoever asks
         self._policy = policy
+        self.scheduler.sharing.drafting = policy.drafts
 
     @property
     def policy(self) -> Policy:
@@ -75,7 +78,10 @@ class Engine:
         # A sequence that ran without a fed drafter has holes in its context that nothing can fill later.
         if self.has_work and policy.drafts and not self._policy.drafts:
             raise UnsupportedOption(f"policy={policy.name!r}: cannot follow {self._policy.name!r} while requests run")
-        self._policy = policy
+        sharing = self.scheduler.sharing
+        if policy.drafts and not self._policy.drafts:
+            sharing.clear()  # the drafter has not seen those rows
+        self._policy, sharing.drafting = policy, policy.drafts
 
     @property
     def has_work(self) -> bool:
@@ -97,8 +103,9 @@ class Engine:
         """Queue a request. Raises InvalidRequest, DuplicateRequest or QueueFull; nothing is kept then."""
         check_request(request, self.limits)
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
-        detokenizer = Detokenizer(self.tokenizer.decode)
-        self.scheduler.add(LiveSequence(request, seed, self.limits.max_len, self.tokenizer.eos_ids, detokenizer))
+        detokenizer = self.tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
+        sequence = LiveSequence(request, seed, self.limits.max_len, self.tokenizer.eos_ids, detokenizer)
+        self.scheduler.add(sequence, self.clock())
 
     def cancel(self, request_id: str) -> bool:
         """End a request before the next step, with a final event; False when it is not live."""
@@ -112,9 +119,10 @@ class Engine:
     def step(self) -> list[StepEvent]:
         """Let leavers go, or prompts advance by a chunk, or all others by at least one token (paper, Section 3.1)."""
         self.trace.start()
-        batch = self.scheduler.schedule(self.clock())
+        now = self.clock()
+        batch = self.scheduler.schedule(now)
         if batch.cancelled or batch.expired:
-            return _leave_events(batch)  # before a network runs: a step that fails must not lose these
+            return leave_events(batch, now)  # before a network runs: a step that fails must not lose these
         if batch.prefill:
             return self._prefill(batch.prefill)
         if not batch.decode:
@@ -161,8 +169,8 @@ class Engine:
         with self.trace.stage("verify"):
             past = np.array([sequence.kv_len for sequence in sequences], np.int32)  # [B]
             tables = tuple(sequence.block_table for sequence in sequences)
-            sampled = np.array([not sequence.request.sampling.greedy for sequence in sequences])
-            logit_rows = np.flatnonzero(sampled[plan.request_rows]).astype(np.int32) if sampled.any() else _NO_ROWS
+            wanted = np.array([sequence.request.needs_logits for sequence in sequences])
+            logit_rows = np.flatnonzero(wanted[plan.request_rows]).astype(np.int32) if wanted.any() else _NO_ROWS
             rows = plan.rows(past, tables)
             verified = self.target.forward(rows, _all_rows(plan.size), logit_rows)
         # Pruning saves work only if the target computes the plan's K rows and no more.
@@ -170,19 +178,20 @@ class Engine:
         return verified, TargetChoice(verified, logit_rows)
 
     def _advance(
-        self, sequence: LiveSequence, drafts: list[int], choose: Callable[[int], int], drafted: int
+        self, sequence: LiveSequence, drafts: list[int], choose: SequenceChoice, drafted: int
     ) -> tuple[StepEvent, Commit | None]:
         """Accept and commit one request; a fault in it fails this request alone."""
         request_id = sequence.request.request_id
         try:
-            commit = sequence.commit(accept(drafts, choose), drafted, len(drafts))
+            tokens = accept(drafts, choose)
+            commit = sequence.commit(tokens, drafted, len(drafts), choose.logprobs, self.clock())
         except Exception as error:  # whatever it is, the neighbours go on
-            self.scheduler.retire(sequence)
+            self.scheduler.retire(sequence, failed=True)
             fault = error if isinstance(error, DcutError) else StepFailed(f"request_id={request_id!r}: {error!r}")
-            return StepEvent(request_id, (), "", sequence.usage, error=fault), None
+            return fault_event(sequence, fault, self.clock()), None
         if commit.finish is not None:
             self.scheduler.retire(sequence)
-        return StepEvent(request_id, commit.tokens, commit.text, sequence.usage, commit.finish), commit
+        return commit_event(sequence, commit, self.clock()), commit
 
     def _settle(
         self, sequences: Live, starts: IntArray, verified: Verified, advanced: list[tuple[StepEvent, Commit | None]]
@@ -201,8 +210,8 @@ class Engine:
         """Compute a chunk of prompt rows; a prompt that is complete gets its first token."""
         rows, ends = _prompt_rows(parts)
         complete = [index for index, part in enumerate(parts) if part.last]
-        sampled = [not parts[index].sequence.request.sampling.greedy for index in complete]
-        logit_rows = np.flatnonzero(np.array(sampled, bool)).astype(np.int32)
+        wanted = [parts[index].sequence.request.needs_logits for index in complete]
+        logit_rows = np.flatnonzero(np.array(wanted, bool)).astype(np.int32)
         with self.trace.stage("verify"):
             verified = self.target.forward(rows, ends[complete], logit_rows)
         for part, end in zip(parts, ends.tolist(), strict=True):
@@ -246,22 +255,3 @@ def _prompt_rows(parts: Sequence[PrefillPart]) -> tuple[Rows, IntArray]:
     tables = tuple(part.sequence.block_table for part in parts)
     rows = Rows(np.array(ids, np.int32), positions.astype(np.int32), past, cu_lens, tables, prompt=True)
     return rows, cu_lens[1:] - 1
-
-
-def _leave_events(batch: Batch) -> list[StepEvent]:
-    """The last event of everyone who left before this step."""
-    aborted = [
-        StepEvent(sequence.request.request_id, (), "", sequence.usage, FinishReason.ABORTED)
-        for sequence in batch.cancelled
-    ]
-    expired = [
-        StepEvent(
-            sequence.request.request_id,
-            (),
-            "",
-            sequence.usage,
-            error=DeadlineExceeded(f"deadline passed after {sequence.output_length} output tokens"),
-        )
-        for sequence in batch.expired
-    ]
-    return aborted + expired

@@ -31,7 +31,8 @@ class LoopState(enum.Enum):
 class EngineLoop:
     """Runs engine.step() in a thread while there is work, and hands each step's events to publish().
 
-    publish is called from that thread, once per step, and must not block.
+    publish is called from that thread, once per step, and must not block. When it raises, nobody knows which streams
+    got their events, so the loop fails; every stream is then told so, each in a call of its own.
     on_state, when given, is called from the thread that changes the state.
     """
 
@@ -48,6 +49,7 @@ class EngineLoop:
         self._on_state = on_state
         self._wake = threading.Event()
         self._closing = False
+        self._open: set[str] = set()  # streams whose last event has not been handed out
         # Between the check of the state and the queueing of a request the state must not change: a request queued
         # after the last look at the queue would never get an event.
         self._gate = threading.Lock()
@@ -67,6 +69,7 @@ class EngineLoop:
             if self.state is not LoopState.RUNNING:
                 raise EngineUnavailable(f"the engine is {self.state.value}; no request is taken")
             self.engine.submit(request)
+            self._open.add(request.request_id)
         self._wake.set()
 
     def abort(self, request_id: str) -> bool:
@@ -105,9 +108,7 @@ class EngineLoop:
         try:
             while True:
                 if self.engine.has_work:
-                    events = self.engine.step()
-                    if events:
-                        self._publish(events)
+                    self._hand_out(self.engine.step())
                 elif self._closing:
                     return
                 else:
@@ -115,6 +116,19 @@ class EngineLoop:
         except Exception as error:
             logger.exception("the engine loop failed")
             self._fail(error)
+
+    def _hand_out(self, events: Sequence[StepEvent]) -> None:
+        ended = {event.request_id for event in events if event.final}
+        if ended:
+            with self._gate:  # before they are published: a client may use an id again as soon as it sees the end
+                self._open -= ended
+        try:
+            if events:
+                self._publish(events)
+        except Exception:
+            with self._gate:
+                self._open |= ended
+            raise
 
     def _rest(self) -> None:
         self.engine.scheduler.check_invariants()
@@ -124,13 +138,17 @@ class EngineLoop:
     def _fail(self, error: Exception) -> None:
         with self._gate:
             self.failure = error
-            self._set_state(LoopState.FAILED)
+            try:
+                self._set_state(LoopState.FAILED)
+            except Exception:  # the streams still have to be told
+                logger.exception("a listener of the loop's state failed")
+            lost = self._open.union(self.engine.scheduler.live_ids())
         fault = EngineUnavailable("the engine failed; the log has the details")
-        lost = [
-            StepEvent(request_id, (), "", _NO_USAGE, error=fault) for request_id in self.engine.scheduler.live_ids()
-        ]
-        if lost:
-            self._publish(lost)
+        for request_id in lost:
+            try:
+                self._publish([StepEvent(request_id, (), "", _NO_USAGE, error=fault)])
+            except Exception:  # the others still have to be told
+                logger.exception("request_id=%r: its stream cannot be ended", request_id)
 
     def _set_state(self, state: LoopState) -> None:
         self.state = state

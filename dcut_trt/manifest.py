@@ -6,10 +6,10 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
 
 from dcut_trt.errors import BundleError
+from dcut_trt.typed_json import from_json
 
 SCHEMA = 1
 MANIFEST_NAME = "manifest.json"
@@ -154,9 +154,14 @@ def read_manifest(bundle: Path) -> Manifest:
         found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         raise BundleError(f"{path}: schema {found!r}; this version reads schema {SCHEMA}. Rebuild with: dcut-trt build")
     try:
-        return _from_json(raw)
-    except (KeyError, TypeError, ValueError) as error:
+        manifest = from_json(Manifest, raw)
+    except (ValueError, OverflowError) as error:
         raise BundleError(f"{path}: malformed manifest: {error}") from error
+    for name in (*manifest.files, *(plan.file for plan in manifest.plans.values())):
+        parts = PurePosixPath(name).parts
+        if not parts or parts[0] == "/" or ".." in parts or "\0" in name:
+            raise BundleError(f"{path}: malformed manifest: file {name!r} is not inside the bundle")
+    return manifest
 
 
 def verify_files(bundle: Path, manifest: Manifest) -> None:
@@ -174,34 +179,3 @@ def verify_files(bundle: Path, manifest: Manifest) -> None:
         digest = file_sha256(path)
         if digest != spec.sha256:
             raise BundleError(f"{bundle}: {name} has sha256 {digest}, the manifest says {spec.sha256}")
-
-
-def _from_json(raw: dict[str, Any]) -> Manifest:
-    drafter = dict(raw["drafter"], target_layer_ids=tuple(raw["drafter"]["target_layer_ids"]))
-    tokenizer = dict(raw["tokenizer"], eos_ids=tuple(raw["tokenizer"]["eos_ids"]))
-    return Manifest(
-        **{
-            **raw,
-            "target": TargetSpec(**raw["target"]),
-            "drafter": DrafterSpec(**drafter),
-            "tokenizer": TokenizerSpec(**tokenizer),
-            "ratios": tuple(float(ratio) for ratio in raw["ratios"]),
-            "captured_batches": tuple(raw["captured_batches"]),
-            "token_buckets": tuple(raw["token_buckets"]),
-            "files": {name: FileSpec(**spec) for name, spec in raw["files"].items()},
-            "plans": {name: _plan_from_json(spec) for name, spec in raw.get("plans", {}).items()},
-        }
-    )
-
-
-def _plan_from_json(raw: dict[str, Any]) -> PlanSpec:
-    profiles = tuple(
-        ProfileSpec(**{**profile, "dims": {name: _range(values) for name, values in profile["dims"].items()}})
-        for profile in raw["profiles"]
-    )
-    return PlanSpec(**{**raw, "profiles": profiles})
-
-
-def _range(values: list[int]) -> tuple[int, int, int]:
-    minimum, optimum, maximum = values
-    return minimum, optimum, maximum

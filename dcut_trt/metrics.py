@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from dcut_trt.types import Commit
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 StepKind = Literal["decode", "prefill"]
@@ -63,12 +66,15 @@ class StepTrace:
     """Stage clocks wrapped around the engine's stages, and the records of its latest steps.
 
     network_ms: milliseconds that both networks have taken since the start.
+    listeners: called after every step, in the engine's thread, with its record and commits; must be quick. One that
+        raises is logged and not called again: whoever watches must not end the streams.
     """
 
     network_ms: Callable[[], float]
     clock: Callable[[], float] = time.perf_counter
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=4096))
     totals: Totals = field(default_factory=Totals)
+    listeners: list[Callable[[StepRecord, Sequence[Commit]], None]] = field(default_factory=list)
     _stage_ms: dict[str, float] = field(default_factory=dict)
     _started: float = 0.0
     _network_before: float = 0.0
@@ -121,6 +127,12 @@ class StepTrace:
         self.totals.verified += record.kept
         self.totals.accepted += record.accepted
         self.totals.requests_finished += sum(commit.finish is not None for commit in commits)
+        for listener in tuple(self.listeners):
+            try:
+                listener(record, commits)
+            except Exception:
+                logger.exception("a listener of the step trace failed; it hears of no further steps")
+                self.listeners.remove(listener)
 
 
 def _accepted_each(commits: list[Commit]) -> tuple[int, ...]:

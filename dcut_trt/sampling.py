@@ -1,39 +1,17 @@
-"""Choose the target's token from its logits, with randomness keyed by (seed, position)."""
+"""Choose a token from logits, with randomness keyed by (seed, position)."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcut_trt.errors import StepFailed
-from dcut_trt.sequence import Sequence
-from dcut_trt.types import FloatArray, IntArray, SamplingParams, Verified
+from dcut_trt.types import FloatArray, SamplingParams
 
 _SEGMENT = 256  # ids per segment of the two-level inverse CDF
 # A temperature outside of float32's range would become 0 or infinite, and the weights NaN.
 _COLDEST, _HOTTEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _TARGET_SAMPLE = 0  # purpose word of the counter: the target's own token
-
-
-class TargetChoice:
-    """The token that the target itself chooses after each head row: argmax, or its own sample."""
-
-    def __init__(self, verified: Verified, logit_rows: IntArray) -> None:
-        self._argmax: list[int] = verified.argmax.tolist()
-        self._logits = verified.logits
-        self._logit_of = {head: index for index, head in enumerate(logit_rows.tolist())}
-
-    def after(self, sequence: Sequence, first: int) -> Callable[[int], int]:
-        """depth -> token chosen after head row first + depth, at position len(tokens) + depth of the sequence."""
-        sampling = sequence.request.sampling
-        if sampling.greedy:
-            return lambda depth: self._argmax[first + depth]
-        position = len(sequence.tokens)
-        return lambda depth: sample_token(
-            self._logits[self._logit_of[first + depth]], sampling, sequence.seed, position + depth
-        )
 
 
 def uniform(seed: int, position: int, purpose: int = _TARGET_SAMPLE) -> float:
@@ -48,7 +26,9 @@ def uniform(seed: int, position: int, purpose: int = _TARGET_SAMPLE) -> float:
 def sample_token(logits: FloatArray, params: SamplingParams, seed: int, position: int) -> int:
     """The target's token at an absolute position.
 
-    logits: [V] raw.  Temperature first, then top-k, then top-p over what top-k left; ids are drawn by inverse CDF.
+    logits: [V] after bias, min_tokens mask and penalties (adjusting.LogitAdjuster).  Greedy takes the largest, the
+    smaller id of two.  Otherwise temperature first, then min-p, then top-k, then top-p over what those left; ids are
+    drawn by inverse CDF.
     Raises StepFailed when the row holds NaN or has no finite maximum.
     """
     peak = float(logits.max())
@@ -57,21 +37,23 @@ def sample_token(logits: FloatArray, params: SamplingParams, seed: int, position
     if params.greedy:
         return int(logits.argmax())
     draw = uniform(seed, position)
-    if params.top_k == 0 and params.top_p >= 1.0:
+    if params.top_k == 0 and params.top_p >= 1.0 and params.min_p == 0.0:
         return _inverse_cdf(_weights(logits, peak, params), draw)
     ids, weights = _truncate(logits, peak, params)
     return int(ids[_inverse_cdf(weights, draw)])
 
 
 def _truncate(logits: FloatArray, peak: float, params: SamplingParams) -> tuple[NDArray[np.int64], FloatArray]:
-    """Candidate ids, best first (ties by id), and their unnormalised weights after top-k and top-p."""
-    kept = min(params.top_k or len(logits), len(logits))
-    if kept < len(logits):
+    """Candidate ids, best first (ties by id), and their unnormalised weights after min-p, top-k and top-p."""
+    candidates = np.arange(len(logits))
+    if params.min_p > 0.0:  # the best weighs 1
+        candidates = np.flatnonzero(_weights(logits, peak, params) >= params.min_p)
+    kept = min(params.top_k or len(candidates), len(candidates))
+    if kept < len(candidates):
         # Everything at or above the k-th value, so that ties at the edge are cut by id and not by chance.
-        edge = np.partition(logits, len(logits) - kept)[len(logits) - kept]
-        candidates = np.flatnonzero(logits >= edge)
-    else:
-        candidates = np.arange(len(logits))
+        values = logits[candidates]
+        edge = np.partition(values, len(values) - kept)[len(values) - kept]
+        candidates = candidates[values >= edge]
     ids = candidates[np.argsort(-logits[candidates], kind="stable")][:kept]
     weights = _weights(logits[ids], peak, params)
     if params.top_p < 1.0:

@@ -6,9 +6,19 @@ from collections.abc import Sequence as Ids
 
 import numpy as np
 
+from dcut_trt.adjusting import LogitAdjuster
 from dcut_trt.detokenizer import Detokenizer
 from dcut_trt.stopping import find_stop, held_length
-from dcut_trt.types import Commit, FeatureRows, FinishReason, IntArray, Request, Usage
+from dcut_trt.types import (
+    Commit,
+    FeatureRows,
+    FinishReason,
+    IntArray,
+    Request,
+    RequestTimes,
+    TokenLogprob,
+    Usage,
+)
 
 _NO_BLOCKS: IntArray = np.empty(0, np.int32)
 
@@ -29,14 +39,21 @@ class Sequence:
         self.tokens: list[int] = list(request.prompt_ids)
         self.prompt_length = len(request.prompt_ids)
         self.block_table: IntArray = _NO_BLOCKS  # filled when the scheduler lets it run
+        self.submitted = 0.0  # seconds on the engine's clock
+        self.admitted: float | None = None
+        self.first_token: float | None = None
         self.kv_len = 0
         self.context_len = 0
+        self.cached_tokens = 0
         self._features: list[FeatureRows] = []
         self._output_limit = min(request.max_tokens, max_len - self.prompt_length)
         self._stop_ids = frozenset(request.stop_token_ids + (() if request.ignore_eos else eos_ids))
+        self.adjuster = LogitAdjuster(request.prompt_ids, request.sampling, request.min_tokens, self._stop_ids)
+        self._matched: str | int | None = None
         self._detokenizer = detokenizer
         self._text = ""  # everything decoded
         self._shown = 0  # how much of it has been streamed
+        self._searched_from = 0  # stop strings are not looked for before this place
         self._steps = self._drafted = self._verified = self._accepted = 0
 
     @property
@@ -50,7 +67,24 @@ class Sequence:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.prompt_length, self.output_length, self._steps, self._drafted, self._verified, self._accepted)
+        return Usage(
+            self.prompt_length,
+            self.output_length,
+            self._steps,
+            self._drafted,
+            self._verified,
+            self._accepted,
+            self.cached_tokens,
+        )
+
+    def times(self, finished: float) -> RequestTimes:
+        """Of a request that ends at `finished`, a time as the others."""
+        return RequestTimes(self.submitted, self.admitted, self.first_token, finished)
+
+    def admit(self, block_table: IntArray, cached_rows: int, now: float) -> None:
+        """Let it run; both caches hold its first rows already, from a request with the same first tokens."""
+        self.block_table, self.admitted = block_table, now
+        self.kv_len = self.context_len = self.cached_tokens = cached_rows
 
     def computed(self, rows: int, features: FeatureRows | None) -> None:
         """Count rows that the target computed and that belong to committed tokens; keep their features [rows, F]."""
@@ -66,10 +100,18 @@ class Sequence:
         self.context_len = self.kv_len
         return taken
 
-    def commit(self, tokens: Ids[int], drafted: int = 0, verified: int = 0) -> Commit:
+    def commit(
+        self,
+        tokens: Ids[int],
+        drafted: int = 0,
+        verified: int = 0,
+        logprobs: Ids[TokenLogprob] = (),
+        now: float = 0.0,
+    ) -> Commit:
         """Append the tokens of one step up to the first end: EOS or stop id, stop string, then length.
 
         tokens: accepted drafts and the target's own next token.  drafted, verified: drafts proposed and kept.
+        logprobs: one per token, or none.  now: seconds on the engine's clock.
         """
         emitted: list[int] = []
         finish: FinishReason | None = None
@@ -82,20 +124,34 @@ class Sequence:
         if not self.request.stop:
             self._decode([token for token in emitted if token not in self._stop_ids])
         if finish is not None:
-            self._flush()
+            finish = self._flush(finish)
+        if self.first_token is None:
+            self.first_token = now
         accepted = min(len(emitted), len(tokens) - 1)
         self._steps += 1
         self._drafted += drafted
         self._verified += verified
         self._accepted += accepted
-        delta = self._take_delta(finish)
-        return Commit(self.request.request_id, tuple(emitted), delta, finish, drafted, verified, accepted)
+        return Commit(
+            self.request.request_id,
+            tuple(emitted),
+            self._take_delta(finish),
+            finish,
+            drafted,
+            verified,
+            accepted,
+            tuple(logprobs[: len(emitted)]),
+            self._matched,
+        )
 
     def _end_at(self, token: int) -> FinishReason | None:
         if token in self._stop_ids:
+            self._matched = token
             return FinishReason.STOP
         if self.request.stop:  # only stop strings need the text after every single token
             self._decode([token])
+            if self.output_length <= self.request.min_tokens:
+                self._searched_from = len(self._text)
             if self._cut_at_stop():
                 return FinishReason.STOP
         return FinishReason.LENGTH if self.output_length >= self._output_limit else None
@@ -107,19 +163,22 @@ class Sequence:
         """Cut the text before the earliest stop string in it."""
         if not self.request.stop:
             return False
-        found = find_stop(self._text, self.request.stop, self._shown)
+        found = find_stop(self._text, self.request.stop, max(self._shown, self._searched_from))
         if found is None:
             return False
-        self._text = self._text[:found]
+        end, self._matched = found
+        self._text = self._text[:end]
         self._detokenizer = Detokenizer(lambda _: "")  # nothing held back may follow the cut
         return True
 
-    def _flush(self) -> None:
+    def _flush(self, finish: FinishReason) -> FinishReason:
+        """Show what was held back; an incomplete character may still complete a stop string."""
         self._text += self._detokenizer.flush()
-        self._cut_at_stop()
+        searchable = self.output_length > self.request.min_tokens
+        return FinishReason.STOP if searchable and self._cut_at_stop() else finish
 
     def _take_delta(self, finish: FinishReason | None) -> str:
-        held = 0 if finish is not None else held_length(self._text, self.request.stop)
+        held = 0 if finish is not None else held_length(self._text, self.request.stop, self._searched_from)
         delta = self._text[self._shown : len(self._text) - held]
         self._shown += len(delta)
         return delta

@@ -25,6 +25,11 @@ class Limits:
     num_blocks: int
     feature_size: int
 
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether requests can own a block together; where a block is a request's whole cache they cannot."""
+        return self.block_size < self.max_len
+
 
 class Target(Protocol):
     """The model whose output is served. Writes its own KV cache at the rows it is given."""

@@ -159,6 +159,8 @@ def scripted_engine(  # noqa: PLR0913 - knobs of a test double
     mean_length: float = 100.0,
     max_queue: int = 256,
     prefill_chunk: int = 64,
+    busy_prefill_chunk: int = 64,
+    prefix_cache: bool = True,
     delay_s: float = 0.0,
     seed: int = 0,
     script: Script | None = None,
@@ -183,4 +185,6 @@ def scripted_engine(  # noqa: PLR0913 - knobs of a test double
         chosen,
         max_queue=max_queue,
         prefill_chunk=prefill_chunk,
+        busy_prefill_chunk=busy_prefill_chunk,
+        prefix_cache=prefix_cache,
     )

@@ -141,6 +141,8 @@ def _sweep(
     length, output = _request_shape(engine, rounds * steps * len(policies))
     batches = _batches_that_fit(engine, length, output)
     served, engine.policy = engine.policy, policies[0]
+    sharing = engine.scheduler.sharing
+    cached, sharing.enabled = sharing.enabled, False  # or the prompts, which are equal, would not be computed
     measured: dict[int, list[list[float]]] = {}
     try:
         for done, batch in enumerate(batches):
@@ -157,7 +159,7 @@ def _sweep(
             _empty(engine)
     finally:
         _empty(engine)
-        engine.policy = served
+        engine.policy, sharing.enabled = served, cached
         engine.trace.reset()
     progress(len(batches), len(batches))
     return measured
@@ -201,7 +203,7 @@ def _batches_that_fit(engine: Engine, length: int, output: int) -> tuple[int, ..
 
 def _chunks(engine: Engine, batch: int, length: int) -> int:
     """Prefill steps of a batch; between any two of them, whoever is complete already decodes once."""
-    return -(-batch * length // engine.scheduler.prefill_chunk)
+    return -(-batch * length // engine.scheduler.busy_prefill_chunk)
 
 
 def _processor() -> str:

@@ -19,6 +19,8 @@ COMMANDS = {
     "generate": "dcut_server.cli_generate",
     "inspect": "dcut_server.cli_inspect",
     "bench": "dcut_server.bench.cli",
+    "bench-paths": "dcut_server.bench.paths_cli",
+    "soak": "dcut_server.soak.cli",
     "demo": "dcut_server.cli_demo",
     "export-schedule": "dcut_server.cli_export",
 }

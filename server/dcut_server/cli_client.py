@@ -8,18 +8,21 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from dcut_server.cli_options import add_prompt_flags, sampling_flags
-from dcut_server.report import usage_line
+from dcut_server.cli_options import add_prompt_flags, request_flags, sampling_flags
+from dcut_server.ops.flags import add_connection_flags, connection_options
+from dcut_server.report import logprob_lines, usage_line
 from dcut_trt.errors import DcutError
 
 if TYPE_CHECKING:
     from dcut_server.client import Prompt
+    from dcut_trt.types import TokenLogprob
 
 
 def add_client_parser(commands: Any) -> None:
     parser = commands.add_parser("client", help="send prompts to a running server")
     parser.add_argument("prompt", nargs="?", help="without one: a conversation on a terminal, or all of stdin")
     parser.add_argument("--address", default="127.0.0.1:50051", help="default: 127.0.0.1:50051")
+    add_connection_flags(parser)
     add_prompt_flags(parser)
 
 
@@ -59,12 +62,16 @@ async def _answer(args: argparse.Namespace, prompt: Prompt) -> str:
 
     begun = time.monotonic()
     pieces: list[str] = []
-    async with DcutClient(args.address) as client:
-        stream = client.generate(prompt, max_tokens=args.max_tokens, stop=args.stop, **sampling_flags(args))
+    logprobs: list[TokenLogprob] = []
+    async with DcutClient(args.address, **connection_options(args)) as client:
+        options = {**sampling_flags(args), **request_flags(args)}
+        stream = client.generate(prompt, max_tokens=args.max_tokens, stop=args.stop, **options)
         async for chunk in stream:
             pieces.append(chunk.text)
             print(chunk.text, end="", flush=True)
+            logprobs.extend(chunk.logprobs)
             if chunk.finish is not None and chunk.usage is not None:
                 print(flush=True)
+                print(*logprob_lines(logprobs), sep="\n", end="\n" if logprobs else "", file=sys.stderr)
                 print(usage_line(chunk.usage, chunk.finish, time.monotonic() - begun), file=sys.stderr)
     return "".join(pieces)

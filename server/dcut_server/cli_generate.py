@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dcut_server.cli_options import add_engine_flags, add_prompt_flags, engine_options, sampling_flags
-from dcut_server.report import usage_line
-from dcut_trt.types import Request, SamplingParams, StepEvent
+from dcut_server.cli_options import add_engine_flags, add_prompt_flags, engine_options, request_flags, sampling_flags
+from dcut_server.report import logprob_lines, usage_line
+from dcut_trt.types import Request, SamplingParams, StepEvent, TokenLogprob
 
 if TYPE_CHECKING:
     from dcut_trt.engine import Engine
+    from dcut_trt.tokenizer import Tokenizer
 
 
 def add_generate_parser(commands: Any) -> None:
@@ -32,10 +33,13 @@ def run_generate(args: argparse.Namespace) -> int:
     engine = open_engine(args.bundle, engine_options(args))
     try:
         begun = time.monotonic()
-        for event in generate(engine, _request(args, engine, text)):
+        logprobs: list[TokenLogprob] = []
+        for event in generate(engine, request_of(args, engine.tokenizer, text)):
             print(event.text, end="", flush=True)
+            logprobs.extend(event.logprobs)
             if event.finish is not None:
                 print(flush=True)
+                print(*logprob_lines(logprobs), sep="\n", end="\n" if logprobs else "", file=sys.stderr)
                 print(usage_line(event.usage, event.finish, time.monotonic() - begun), file=sys.stderr)
     finally:
         engine.close()
@@ -52,8 +56,8 @@ def generate(engine: Engine, request: Request) -> Iterator[StepEvent]:
             yield event
 
 
-def _request(args: argparse.Namespace, engine: Engine, text: str) -> Request:
-    tokenizer = engine.tokenizer
+def request_of(args: argparse.Namespace, tokenizer: Tokenizer, text: str) -> Request:
+    """The request that the prompt flags describe."""
     if args.raw:
         ids = tokenizer.encode(text)
     else:
@@ -65,4 +69,5 @@ def _request(args: argparse.Namespace, engine: Engine, text: str) -> Request:
         max_tokens=args.max_tokens,
         sampling=SamplingParams(**sampling_flags(args)),
         stop=tuple(args.stop),
+        **request_flags(args),
     )

@@ -8,7 +8,17 @@ from typing import Any
 
 from dcut_trt.config import EngineOptions
 
-SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "seed")
+SAMPLING_FLAGS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+REQUEST_FLAGS = ("min_tokens", "logprobs")
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +36,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="prompt rows computed in one step",
     )
+    parser.add_argument(
+        "--busy-prefill-chunk",
+        type=int,
+        default=defaults.busy_prefill_chunk,
+        metavar="N",
+        help="at most so many prompt rows in one step while streams wait for it",
+    )
+    parser.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")
     parser.add_argument("--max-queue", type=int, default=defaults.max_queue, metavar="N", help="requests that may wait")
 
 
@@ -35,6 +53,8 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
         policy=args.policy,
         max_queue=args.max_queue,
         prefill_chunk=args.prefill_chunk,
+        busy_prefill_chunk=args.busy_prefill_chunk,
+        prefix_cache=not args.no_prefix_cache,
         kv_memory_mib=args.kv_memory_mib,
         threads=args.threads,
         cost_table=args.cost_table,
@@ -49,10 +69,25 @@ def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default)")
     parser.add_argument("--top-k", type=int, metavar="K")
     parser.add_argument("--top-p", type=float, metavar="P")
+    parser.add_argument("--min-p", type=float, metavar="P", help="drop what is less likely than P times the best")
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--repetition-penalty", type=float, metavar="X", help="over prompt and output; 1 is none")
+    parser.add_argument("--presence-penalty", type=float, metavar="X", help="over the output, once per token")
+    parser.add_argument("--frequency-penalty", type=float, metavar="X", help="over the output, per occurrence")
+    parser.add_argument("--min-tokens", type=int, metavar="N", help="tokens before which nothing ends the answer")
+    parser.add_argument("--logprobs", type=int, metavar="N", help="report log probabilities and the N best, to stderr")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="may be given several times")
 
 
 def sampling_flags(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling flags that were given."""
-    return {name: getattr(args, name) for name in SAMPLING_FLAGS if getattr(args, name) is not None}
+    return _given(args, SAMPLING_FLAGS)
+
+
+def request_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags of the request itself that were given."""
+    return _given(args, REQUEST_FLAGS)
+
+
+def _given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}

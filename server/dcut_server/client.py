@@ -12,8 +12,9 @@ import grpc
 
 from dcut_server import convert
 from dcut_server.generated.dcut.v1 import dcut_pb2, dcut_pb2_grpc
+from dcut_server.ops.channel import ClientTls, open_channel, with_token
 from dcut_trt.errors import DcutError, InvalidRequest
-from dcut_trt.types import FinishReason, Usage
+from dcut_trt.types import FinishReason, TokenLogprob, Usage
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages with "role" and "content"."""
@@ -40,14 +41,27 @@ class GenerateOptions(TypedDict, total=False):
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    min_tokens: int
+    logprobs: int
+    n: int
+    priority: int
+    skip_special_tokens: bool
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
 
 
-SAMPLING_FIELDS = frozenset({"temperature", "top_k", "top_p", "seed"})
+SAMPLING_FIELDS = frozenset(dcut_pb2.Sampling.DESCRIPTOR.fields_by_name)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One message of a stream. steps: engine steps behind it.  finish, usage: on the last one only."""
+    """One message of a stream. steps: engine steps behind it.  logprobs: one per token id when asked for.
+
+    index: which of the n streams.  finish, usage, matched (what a STOP stopped at): on a stream's last one only.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -55,6 +69,9 @@ class Chunk:
     steps: int
     finish: FinishReason | None
     usage: Usage | None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    index: int = 0
+    matched: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +83,8 @@ class Completion:
     text: str
     finish: FinishReason
     usage: Usage
+    logprobs: tuple[TokenLogprob, ...] = ()
+    matched: str | int | None = None
 
 
 class DcutClient:
@@ -74,9 +93,16 @@ class DcutClient:
     Every method raises CallFailed when the server answers with an error status.
     """
 
-    def __init__(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=list(options))
-        self._stub = dcut_pb2_grpc.DcutServiceStub(self._channel)
+    def __init__(
+        self,
+        address: str,
+        options: Sequence[tuple[str, Any]] = (),
+        *,
+        tls: ClientTls | None = None,
+        token: str | None = None,
+    ) -> None:
+        self._channel = open_channel(address, options, tls, token)
+        self._stub = with_token(dcut_pb2_grpc.DcutServiceStub(self._channel), token)
 
     async def __aenter__(self) -> Self:
         return self
@@ -105,7 +131,9 @@ class DcutClient:
     async def complete(
         self, prompt: Prompt, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Completion:
-        """The whole answer at once."""
+        """The whole answer at once. Raises InvalidRequest for n > 1: generate() tells the streams apart."""
+        if options.get("n", 1) != 1:
+            raise InvalidRequest("n", options["n"], "complete() returns one answer; use generate()")
         chunks = [chunk async for chunk in self.generate(prompt, timeout_s, **options)]
         return _completion(chunks)
 
@@ -171,6 +199,9 @@ def _chunk(message: Any) -> Chunk:
         steps=message.steps,
         finish=convert.FINISH_FROM_PROTO.get(message.finish_reason),
         usage=convert.usage_from_proto(message.usage) if message.HasField("usage") else None,
+        logprobs=tuple(convert.logprob_from_proto(entry) for entry in message.logprobs),
+        index=message.index,
+        matched=convert.matched_from_proto(message),
     )
 
 
@@ -184,6 +215,8 @@ def _completion(chunks: Sequence[Chunk]) -> Completion:
         text="".join(chunk.text for chunk in chunks),
         finish=last.finish,
         usage=last.usage,
+        logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
+        matched=last.matched,
     )
 
 

@@ -43,6 +43,8 @@ def open_engine(
         make_policy("dflash", None),
         max_queue=options.max_queue,
         prefill_chunk=options.prefill_chunk,
+        busy_prefill_chunk=options.busy_prefill_chunk,
+        prefix_cache=options.prefix_cache,
     )
     fingerprint = machine_fingerprint(manifest.key, runtime, options.threads)
     if options.cost_table is None:

@@ -14,10 +14,12 @@ from dcut_server.outbox import Parcel
 from dcut_trt.errors import InvalidRequest
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.tokenizer import Tokenizer
-from dcut_trt.types import FinishReason, Request, SamplingParams, Usage
+from dcut_trt.types import FinishReason, Request, SamplingParams, TokenLogprob, Usage
 
 MAX_REQUEST_ID = 128
 MAX_STOP_TOKEN_IDS = 1024
+MAX_STREAMS = 16
+OPTIONAL_FIELDS = ("min_tokens", "logprobs", "priority", "skip_special_tokens")
 
 FINISH_TO_PROTO = {
     FinishReason.STOP: dcut_pb2.FINISH_REASON_STOP,
@@ -36,7 +38,7 @@ def request_from_proto(
     deadline: seconds on the monotonic clock.  Raises InvalidRequest, UnsupportedOption.
     """
     for field, part in (("request", message), ("sampling", message.sampling)):
-        _refuse_unknown_fields(field, part)
+        refuse_unknown_fields(field, part)
     if len(message.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest(
             "stop_token_ids", f"{len(message.stop_token_ids)} ids", f"must be at most {MAX_STOP_TOKEN_IDS}"
@@ -50,7 +52,19 @@ def request_from_proto(
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         deadline=deadline,
+        **{name: getattr(message, name) for name in OPTIONAL_FIELDS if message.HasField(name)},
     )
+
+
+def streams_from_proto(message: dcut_pb2.GenerateRequest) -> int:
+    """How many streams the call asks for. Raises InvalidRequest."""
+    return check_streams("n", message.n if message.HasField("n") else 1)
+
+
+def check_streams(field: str, count: int) -> int:
+    if not 1 <= count <= MAX_STREAMS:
+        raise InvalidRequest(field, count, f"must be in [1, {MAX_STREAMS}]")
+    return count
 
 
 def request_id_from_proto(request_id: str) -> str:
@@ -64,10 +78,13 @@ def request_id_from_proto(request_id: str) -> str:
 
 def sampling_from_proto(message: dcut_pb2.Sampling) -> SamplingParams:
     """Set fields replace the defaults, also when set to zero."""
-    return SamplingParams(**{field.name: value for field, value in message.ListFields()})
+    fields: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
+    if "logit_bias" in fields:
+        fields["logit_bias"] = tuple(sorted(message.logit_bias.items()))
+    return SamplingParams(**fields)
 
 
-def _refuse_unknown_fields(field: str, message: Message) -> None:
+def refuse_unknown_fields(field: str, message: Message) -> None:
     # protobuf keeps what it does not know and says nothing: an option of a newer client would be silently ignored.
     unknown = sorted({entry.field_number for entry in cast(Any, UnknownFieldSet(message))})
     if unknown:
@@ -89,16 +106,41 @@ def _prompt_ids(message: dcut_pb2.GenerateRequest, tokenizer: Tokenizer) -> list
             raise InvalidRequest("input", None, "must be one of text, token_ids, chat")
 
 
-def parcel_to_proto(request_id: str, parcel: Parcel) -> dcut_pb2.GenerateResponse:
-    """One message of a stream; finish_reason and usage only on the last."""
+def parcel_to_proto(request_id: str, parcel: Parcel, index: int = 0) -> dcut_pb2.GenerateResponse:
+    """One message of stream `index`; finish_reason, what it stopped at, and usage only on the last."""
     message = dcut_pb2.GenerateResponse(
-        request_id=request_id, token_ids=parcel.tokens, text=parcel.text, steps=parcel.steps
+        request_id=request_id,
+        token_ids=parcel.tokens,
+        text=parcel.text,
+        steps=parcel.steps,
+        index=index,
+        logprobs=[logprob_to_proto(entry) for entry in parcel.logprobs],
     )
     if parcel.finish is not None:
         assert parcel.usage is not None, "a final event carries usage"
         message.finish_reason = FINISH_TO_PROTO[parcel.finish]
         message.usage.CopyFrom(usage_to_proto(parcel.usage))
+        match parcel.matched:
+            case str(text):
+                message.matched_stop_string = text
+            case int(token_id):
+                message.matched_token_id = token_id
     return message
+
+
+def matched_from_proto(message: dcut_pb2.GenerateResponse) -> str | int | None:
+    """The stop string, stop id or end-of-sequence id of a last message; None where there is none."""
+    field = message.WhichOneof("matched_stop")
+    return None if field is None else cast("str | int", getattr(message, field))
+
+
+def logprob_to_proto(entry: TokenLogprob) -> dcut_pb2.TokenLogprob:
+    top = [dcut_pb2.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in entry.top]
+    return dcut_pb2.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, top=top)
+
+
+def logprob_from_proto(message: dcut_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(message.token_id, message.logprob, tuple((top.token_id, top.logprob) for top in message.top))
 
 
 def usage_to_proto(usage: Usage) -> dcut_pb2.Usage:

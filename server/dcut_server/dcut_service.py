@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import grpc
 
 from dcut_server import convert
+from dcut_server.fan_out import fan_out
 from dcut_server.generated.dcut.v1 import dcut_pb2
 from dcut_server.host import EngineHost
 from dcut_server.status import status_of
@@ -55,13 +56,14 @@ class DcutServicer:
     async def Generate(self, message: Any, context: Any) -> None:  # noqa: N802 - the name is the contract's
         self._host.require_serving()
         engine = self._host.require_engine()
+        count = convert.streams_from_proto(message)
         # Off the event loop: a long prompt takes long enough to tokenize for other streams to notice.
         request = await asyncio.to_thread(
             convert.request_from_proto, message, engine.tokenizer, engine.limits.max_len, deadline_of(context)
         )
-        async with self._host.stream(request) as parcels:
-            async for parcel in parcels:
-                await context.write(convert.parcel_to_proto(request.request_id, parcel))
+        async with fan_out(self._host, request, count) as parcels:
+            async for index, parcel in parcels:
+                await context.write(convert.parcel_to_proto(request.request_id, parcel, index))
 
     @with_status
     async def GetInfo(self, _message: Any, _context: Any) -> Any:  # noqa: N802
@@ -92,8 +94,7 @@ class DcutServicer:
 
     @with_status
     async def Abort(self, message: Any, _context: Any) -> Any:  # noqa: N802
-        loop = self._host.loop
-        return dcut_pb2.AbortResponse(found=loop is not None and loop.abort(message.request_id))
+        return dcut_pb2.AbortResponse(found=self._host.abort(message.request_id))
 
     def _add_live_numbers(self, info: Any) -> None:
         engine = self._host.engine

@@ -162,7 +162,7 @@ def _prompts(count: int) -> list[Prompt]:
 def _compare(console: Console) -> None:
     """The same prompts with and without speculation, in turns, in this process."""
     console.rule(f"plain, dflash and dcut in turns, {CLIENTS} requests live", align="left")
-    engine = open_engine(BUNDLE, EngineOptions())
+    engine = open_engine(BUNDLE, EngineOptions(prefix_cache=False))  # all three run the same prompts
     try:
         requests = chat_requests(_prompts(COMPARED.requests_at(CLIENTS) * COMPARED.rounds), engine.tokenizer, COMPARED)
         cells: list[Cell] = summarise(measure(engine, requests, COMPARED), greedy=True)

@@ -5,31 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from smg_grpc_proto.generated import trtllm_service_pb2_grpc
 
+from dcut_server import trtllm_service
 from dcut_server.dcut_service import SERVICE_NAME, DcutServicer
 from dcut_server.generated.dcut.v1 import dcut_pb2_grpc
 from dcut_server.host import EngineHost, Identity, ServerState
+from dcut_server.ops.transport import Transport
 from dcut_trt.engine import Engine
 from dcut_trt.errors import DcutError, EngineUnavailable
 from dcut_trt.loop import EngineLoop, LoopState
-from dcut_trt.types import Request
+from dcut_trt.types import Request, StepEvent
 
 FLUSH_S = 1.0
 """Time for the last messages and statuses to leave after the streams have ended."""
-
-GRPC_OPTIONS = (
-    ("grpc.so_reuseport", 0),  # otherwise a second server on the same port starts, and takes half of the calls
-    # A client whose machine vanished never says so: pings find out, and its slot is freed.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
-)
 
 _log = logging.getLogger(__name__)
 
@@ -60,21 +54,26 @@ def _why_not(host: str, port: int) -> str | None:
 class DcutServer:
     """One server over one engine: bind(), open(), then shut_down(). Used by `serve` and by tests alike."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, transport: Transport | None = None) -> None:
         self.host = EngineHost(identity)
         self.address = ""
         self._asyncio = asyncio.get_running_loop()
-        self._server = grpc.aio.server(options=GRPC_OPTIONS)
+        self._transport = transport or Transport()
+        self._server = self._transport.new_server()
         self._health = cast(Any, health).aio.HealthServicer()
         dcut_pb2_grpc.add_DcutServiceServicer_to_server(DcutServicer(self.host), self._server)
+        trtllm_service_pb2_grpc.add_TrtllmServiceServicer_to_server(
+            trtllm_service.TrtllmServicer(self.host), self._server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        services = (SERVICE_NAME, trtllm_service.SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(services, self._server)
 
     async def bind(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Answer calls at host:port, NOT_SERVING yet; port 0 takes a free one. Raises DcutError when it is taken."""
         name = f"[{host}]" if ":" in host else host
         try:
-            bound = self._server.add_insecure_port(f"{name}:{port}")
+            bound = self._transport.listen(self._server, f"{name}:{port}")
         except RuntimeError as error:
             raise DcutError(f"cannot listen on {name}:{port}: {_why_not(host, port) or error}") from error
         self.address = f"{name}:{bound}"
@@ -88,7 +87,8 @@ class DcutServer:
         except Exception:
             self.host.state = ServerState.FAILED
             raise
-        loop = EngineLoop(engine, self.host.outbox.publish, self._hear_loop_state)
+        engine.trace.listeners.extend(self.host.step_listeners)
+        loop = EngineLoop(engine, self._publish, self._hear_loop_state)
         loop.start()
         self.host.attach(engine, loop)
         await self._set_health(serving=True)
@@ -107,6 +107,16 @@ class DcutServer:
         await self._server.stop(FLUSH_S)
         await asyncio.to_thread(self._close_engine)
         return finished
+
+    def _publish(self, events: Sequence[StepEvent]) -> None:
+        """Called from the engine's thread."""
+        self.host.outbox.publish(events)
+        if self.host.observers:
+            self._asyncio.call_soon_threadsafe(self._tell_observers, tuple(events))
+
+    def _tell_observers(self, events: Sequence[StepEvent]) -> None:
+        for observer in self.host.observers:
+            observer.published(events)
 
     def _load(self, opener: Opener) -> Engine:
         """Called from a thread."""
@@ -146,5 +156,5 @@ class DcutServer:
 
     async def _set_health(self, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse
-        for service in ("", SERVICE_NAME):
+        for service in ("", SERVICE_NAME, trtllm_service.SERVICE_NAME):
             await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)

@@ -5,45 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from dcut_server.host import Identity, ServerState
 from dcut_server.lifecycle import DcutServer, Opener
+from dcut_server.ops.request_log import RequestLog, format_logs
+from dcut_server.ops.transport import Transport
+from dcut_server.serve_options import ServeOptions
+from dcut_server.sidecars import calling_sidecars, watching_sidecars
 from dcut_server.stats import print_stats
 from dcut_trt.config import EngineOptions
 from dcut_trt.engine import Engine
-from dcut_trt.errors import UnsupportedOption
 from dcut_trt.manifest import read_manifest
 
-MAX_PORT = 65535
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """Raises UnsupportedOption naming option, value and limit.
-
-    host, port: where to listen, port 0 takes a free one.  stats: print one line a second.
-    grace_seconds: how long live streams may go on after a signal.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 50051
-    grace_seconds: float = 30.0
-    stats: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= MAX_PORT:  # gRPC would take it modulo 2**16
-            raise UnsupportedOption(f"port={self.port}: must be in [0, {MAX_PORT}]")
-        if not (math.isfinite(self.grace_seconds) and self.grace_seconds >= 0):
-            raise UnsupportedOption(f"grace_seconds={self.grace_seconds}: must be finite and at least 0")
 
 
 def serve(bundle: Path, engine_options: EngineOptions, options: ServeOptions) -> int:
@@ -66,17 +45,29 @@ async def run(identity: Identity, opener: Opener, options: ServeOptions) -> int:
 
     0 when every stream could finish, 1 when some were cut or the engine had failed.
     """
+    format_logs(options.log_format)
+    transport, watchers, callers = Transport.of(options), watching_sidecars(options), calling_sidecars(options)
     with _signals() as (stop, hurry):
-        server = DcutServer(identity)
-        await server.bind(options.host, options.port)
-        await _open_unless(stop, server, opener)
-        print(f"dcut-trt serving on {server.address}", flush=True)
-        stats = _start_stats(server) if options.stats else None
-        await stop.wait()
-        healthy = server.host.state is not ServerState.FAILED
-        finished = await server.shut_down(options.grace_seconds, hurry)
-        if stats is not None:
-            stats.cancel()
+        async with contextlib.AsyncExitStack() as sidecars:
+            server = DcutServer(identity, transport)
+            server.host.observers.append(RequestLog())
+            await server.bind(options.host, options.port)
+            try:
+                for sidecar in watchers:
+                    print(await sidecars.enter_async_context(sidecar(server)), flush=True)
+                await _open_unless(stop, server, opener)
+                print(f"dcut-trt serving on {server.address}", flush=True)
+                for sidecar in callers:
+                    print(await sidecars.enter_async_context(sidecar(server)), flush=True)
+            except BaseException:
+                await server.shut_down(0.0, stop)  # a gRPC server that nobody stopped keeps the process alive
+                raise
+            stats = _start_stats(server) if options.stats else None
+            await stop.wait()
+            healthy = server.host.state is not ServerState.FAILED
+            finished = await server.shut_down(options.grace_seconds, hurry)
+            if stats is not None:
+                stats.cancel()
         return 0 if finished and healthy else 1
 
 
@@ -92,11 +83,7 @@ async def _open_unless(stop: asyncio.Event, server: DcutServer, opener: Opener) 
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
-    try:
-        await opening
-    except Exception:
-        await server.shut_down(0.0, stop)
-        raise
+    await opening
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dcut_trt.errors import DuplicateRequest
-from dcut_trt.types import FinishReason, StepEvent, Usage
+from dcut_trt.types import FinishReason, RequestTimes, StepEvent, TokenLogprob, Usage
 
 PENDING_PARCELS = 16
 """Steps a stream may lag before its messages are merged: enough for a busy event loop, little for a slow reader."""
@@ -16,13 +16,16 @@ PENDING_PARCELS = 16
 
 @dataclass(slots=True)
 class Parcel:
-    """One message of a stream: the deltas of `steps` engine steps. finish is set on the last one only."""
+    """One message of a stream: the deltas of `steps` engine steps. finish, matched, times: on the last one only."""
 
     tokens: list[int] = field(default_factory=list)
     fragments: list[str] = field(default_factory=list)
     steps: int = 0
     usage: Usage | None = None
     finish: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    matched: str | int | None = None
+    times: RequestTimes | None = None
 
     @property
     def text(self) -> str:
@@ -35,6 +38,9 @@ class Parcel:
         self.steps += 1
         self.usage = event.usage
         self.finish = event.finish
+        self.logprobs.extend(event.logprobs)
+        self.matched = event.matched
+        self.times = event.times
 
 
 class Mailbox:
@@ -126,6 +132,11 @@ class Outbox:
     def fail_all(self, error: Exception) -> None:
         """End every open stream with this error. Called from any thread."""
         self._loop.call_soon_threadsafe(self._fail_all, error)
+
+    def is_read(self, request_id: str) -> bool:
+        """Whether a stream of that id is live and has a reader."""
+        mailbox = self._mailboxes.get(request_id)
+        return mailbox is not None and not mailbox.abandoned
 
     async def open(self, request_id: str) -> Mailbox:
         """A new mailbox. Waits for an abandoned stream of that id to end; raises DuplicateRequest while one is read."""

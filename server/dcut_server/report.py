@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dcut_trt.types import FinishReason, Usage
+from collections.abc import Sequence
+
+from dcut_trt.types import FinishReason, TokenLogprob, Usage
 
 
 def usage_line(usage: Usage, finish: FinishReason, seconds: float) -> str:
@@ -14,3 +16,11 @@ def usage_line(usage: Usage, finish: FinishReason, seconds: float) -> str:
         f"{rate:.1f} tokens/s, {finish.value}; drafts: {usage.drafted} proposed, "
         f"{usage.drafted - usage.verified} pruned, {usage.verified} verified, {usage.accepted} accepted"
     )
+
+
+def logprob_lines(logprobs: Sequence[TokenLogprob]) -> list[str]:
+    """One line per emitted token, such as: 4711 -0.1234 | 4711 -0.1234, 12 -3.4567"""
+    return [
+        f"{entry.token_id} {entry.logprob:.4f} | " + ", ".join(f"{token} {value:.4f}" for token, value in entry.top)
+        for entry in logprobs
+    ]

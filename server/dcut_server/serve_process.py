@@ -65,6 +65,10 @@ class ServeProcess:
         await self._process.wait()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def log_tail(self) -> str:
         return "\n".join(self._log)
 

@@ -48,6 +48,32 @@ BAD_REQUESTS: list[tuple[Prompt, dict[str, Any], list[str]]] = [
     ("a", {"stop": ["ok", "x" * 257]}, ["stop[1]", "257 characters", "1 to 256 characters"]),
     ("a", {"stop": ["x"] * 17}, ["stop", "17 strings", "at most 16"]),
     ("a", {"request_id": "i" * 129}, ["request_id", "129 characters", "at most 128"]),
+    ("a", {"min_tokens": -1}, ["min_tokens", "-1"]),
+    ("a", {"max_tokens": 4, "min_tokens": 5}, ["min_tokens", "5", "4"]),
+    ("a", {"logprobs": -1}, ["logprobs", "-1", "20"]),
+    ("a", {"logprobs": 21}, ["logprobs", "21", "20"]),
+    ("a", {"priority": -101}, ["priority", "-101", "100"]),
+    ("a", {"priority": 2**40}, ["priority", str(2**40), "100"]),
+    ("a", {"min_p": -0.1}, ["sampling.min_p", "-0.1"]),
+    ("a", {"min_p": 1.1}, ["sampling.min_p", "1.1"]),
+    ("a", {"min_p": math.nan}, ["sampling.min_p", "nan"]),
+    ("a", {"repetition_penalty": 0.0}, ["sampling.repetition_penalty", "0.0", "2"]),
+    ("a", {"repetition_penalty": 2.5}, ["sampling.repetition_penalty", "2.5", "2"]),
+    ("a", {"presence_penalty": 2.5}, ["sampling.presence_penalty", "2.5", "2"]),
+    ("a", {"presence_penalty": math.nan}, ["sampling.presence_penalty", "nan"]),
+    ("a", {"frequency_penalty": -2.5}, ["sampling.frequency_penalty", "-2.5", "2"]),
+    ("a", {"logit_bias": {VOCAB: 1.0}}, ["sampling.logit_bias", "258", "[0, 258)"]),
+    ("a", {"logit_bias": {-1: 1.0}}, ["sampling.logit_bias", "-1", "[0, 258)"]),
+    ("a", {"logit_bias": {1: 100.5}}, ["sampling.logit_bias", "100.5", "100"]),
+    ("a", {"logit_bias": {1: math.nan}}, ["sampling.logit_bias", "nan", "100"]),
+]
+
+
+BAD_STREAM_COUNTS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"n": 0}, ["n=0", "[1, 16]"]),
+    ({"n": 17}, ["n=17", "[1, 16]"]),
+    ({"n": 2, "seed": 2**63 - 1}, ["sampling.seed", str(2**63 - 1), "2**63 - 2"]),
+    ({"n": 2, "temperature": -1.0}, ["sampling.temperature", "-1.0"]),
 ]
 
 
@@ -76,6 +102,23 @@ def test_bad_fields_are_named_and_streams_beside_them_are_unharmed() -> None:
                 answer = await stream
                 assert (answer.token_ids, answer.text, answer.finish) == (ids, text, finish)
             await until(lambda: nothing_left(server, engine))
+
+    run(test)
+
+
+def test_a_bad_number_of_streams_is_named() -> None:
+    async def test() -> None:
+        engine = scripted_engine()
+        async with serving(engine) as (server, client):
+            for options, words in BAD_STREAM_COUNTS:
+                with pytest.raises(CallFailed) as caught:
+                    async for _ in client.generate("a", **options):
+                        pass
+                assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+                assert not [word for word in words if word not in caught.value.details], caught.value.details
+            with pytest.raises(InvalidRequest, match="generate"):
+                await client.complete("a", n=2)
+            assert nothing_left(server, engine)
 
     run(test)
 

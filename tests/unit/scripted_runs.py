@@ -12,7 +12,7 @@ from dcut_trt.backends.scripted import Script, byte_tokenizer, scripted_engine
 from dcut_trt.engine import Engine
 from dcut_trt.sampling import sample_token
 from dcut_trt.spec.packing import budget
-from dcut_trt.types import FinishReason, Request, StepEvent, Usage
+from dcut_trt.types import FinishReason, Request, RequestTimes, StepEvent, TokenLogprob, Usage
 
 TOKENIZER = byte_tokenizer()
 EOS = 256
@@ -51,6 +51,9 @@ class Stream:
     finish: FinishReason | None = None
     error: Exception | None = None
     usage: Usage | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    matched: str | int | None = None
+    times: RequestTimes | None = None
 
     def add(self, event: StepEvent) -> None:
         assert self.finish is None
@@ -59,6 +62,8 @@ class Stream:
         self.text += event.text
         self.steps += 1
         self.finish, self.error, self.usage = event.finish, event.error, event.usage
+        self.logprobs.extend(event.logprobs)
+        self.matched, self.times = event.matched, event.times
 
     @property
     def outcome(self) -> tuple[list[int], str, FinishReason | None]:

@@ -83,8 +83,10 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
 
 def test_generate_prints_what_the_engine_says(compose: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--raw", "--max-tokens", "30", "--seed", "3", "--temperature", "0.5", "--policy", "ratio:0.5"]
-    assert cli.main(["generate", "some/bundle", "Hello", *flags, "--threads", "2", "--no-profile"]) == 0
-    assert compose.asked == (Path("some/bundle"), EngineOptions(policy="ratio:0.5", threads=2, profile=False))
+    flags += ["--threads", "2", "--no-profile", "--no-prefix-cache", "--busy-prefill-chunk", "32"]
+    assert cli.main(["generate", "some/bundle", "Hello", *flags]) == 0
+    options = EngineOptions(policy="ratio:0.5", threads=2, profile=False, prefix_cache=False, busy_prefill_chunk=32)
+    assert compose.asked == (Path("some/bundle"), options)
     output = capsys.readouterr()
     assert output.out.endswith("\n")
     assert "tokens in" in output.err

@@ -14,7 +14,7 @@ from dcut_trt.errors import InvalidRequest, UnsupportedOption
 from dcut_trt.manifest import TokenizerSpec
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.tokenizer import Tokenizer
-from dcut_trt.types import FinishReason, Request, SamplingParams, StepEvent, Usage
+from dcut_trt.types import FinishReason, Request, RequestTimes, SamplingParams, StepEvent, TokenLogprob, Usage
 
 TOKENIZER = byte_tokenizer()
 
@@ -35,16 +35,36 @@ def test_every_field_arrives() -> None:
         stop=["a", "bc"],
         stop_token_ids=[1, 2],
         ignore_eos=True,
+        min_tokens=4,
+        logprobs=2,
+        n=3,
+        priority=-7,
+        skip_special_tokens=False,
+        min_p=0.1,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias={9: 1.5, 3: -100.0},
     )
+    sampling = SamplingParams(0.7, 3, 0.9, 2**63 - 1, 0.1, 1.5, -0.5, 0.25, ((3, -100.0), (9, 1.5)))
     assert convert.request_from_proto(message, TOKENIZER, 64, deadline=12.5) == Request(
-        "mine", (5, 6), 9, SamplingParams(0.7, 3, 0.9, 2**63 - 1), ("a", "bc"), (1, 2), True, 12.5
+        "mine", (5, 6), 9, sampling, ("a", "bc"), (1, 2), True, 12.5, 4, 2, -7, False
     )
+    assert convert.streams_from_proto(message) == 3
+    inputs = {"text", "token_ids", "chat"}
+    unset = {field.name for field in message.DESCRIPTOR.fields} - {field.name for field, _ in message.ListFields()}
+    assert unset == inputs - {"token_ids"}, "this test sets every field"
+    assert len(message.sampling.ListFields()) == len(message.sampling.DESCRIPTOR.fields)
 
 
 def test_unset_fields_keep_the_defaults_and_zeros_do_not_count_as_unset() -> None:
     request = converted(build_request("hi"))
     assert (request.max_tokens, request.sampling, request.deadline) == (64, SamplingParams(), None)
     assert (request.stop, request.stop_token_ids, request.ignore_eos) == ((), (), False)
+    assert request == Request(request.request_id, request.prompt_ids, 64)
+    assert convert.streams_from_proto(build_request("hi")) == 1
+    zeros = converted(build_request("hi", min_tokens=0, logprobs=0, min_p=0.0, repetition_penalty=0.0, priority=0))
+    assert (zeros.logprobs, zeros.sampling.repetition_penalty) == (0, 0.0)
     zeros = converted(build_request("hi", max_tokens=0, temperature=0.0, top_k=0, top_p=0.0, seed=0))
     assert (zeros.max_tokens, zeros.sampling) == (0, SamplingParams(0.0, 0, 0.0, 0))
 
@@ -112,6 +132,28 @@ def test_a_parcel_becomes_one_message(finish: FinishReason | None) -> None:
     assert message.HasField("usage") == (finish is not None)
     if finish is not None:
         assert convert.usage_from_proto(message.usage) == usage
+
+
+@pytest.mark.parametrize("matched", [None, "END", 0, 7])
+def test_logprobs_index_and_what_matched_come_back_as_they_were(matched: str | int | None) -> None:
+    usage = Usage(1, 2, 3, 40, 30, 20, 16)
+    entries = (TokenLogprob(7, -0.5, ((7, -0.5), (1, -2.0))), TokenLogprob(8, -1.5))
+    parcel = Parcel()
+    parcel.add(StepEvent("r", (7,), "x", usage, logprobs=entries[:1]))
+    times = RequestTimes(1.0, 2.0, 3.0, 4.0)
+    parcel.add(StepEvent("r", (8,), "y", usage, FinishReason.STOP, None, entries[1:], matched, times))
+    assert parcel.times is times
+    message = convert.parcel_to_proto("r", parcel, 2)
+    assert tuple(convert.logprob_from_proto(entry) for entry in message.logprobs) == entries
+    assert (message.index, convert.matched_from_proto(message)) == (2, matched)
+    assert convert.usage_from_proto(message.usage) == usage
+
+
+@pytest.mark.parametrize("streams", [-1, 0, 17, 2**40])
+def test_too_many_streams_are_refused(streams: int) -> None:
+    with pytest.raises(InvalidRequest, match=r"\[1, 16\]") as caught:
+        convert.streams_from_proto(build_request("a", n=streams))
+    assert caught.value.field == "n"
 
 
 def test_every_finish_reason_has_a_value_of_its_own() -> None:

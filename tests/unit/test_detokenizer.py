@@ -7,11 +7,14 @@ from itertools import pairwise
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 
 from dcut_trt.backends.scripted import byte_tokenizer
 from dcut_trt.detokenizer import REPLACEMENT, Detokenizer
+from dcut_trt.manifest import TokenizerSpec
+from dcut_trt.tokenizer import Tokenizer
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -19,28 +22,34 @@ BYTES = byte_tokenizer()
 TEXTS = ["plain", "naïve café", "日本語", "👩‍👩‍👧‍👦 🇩🇪", "é🚀\n\ttab", "\x00", " two  spaces ", REPLACEMENT]
 
 
-def sentencepiece() -> tokenizers.Tokenizer:
+WORDS = ["<unk>", "<s>", "▁", "▁a", "a", "▁the", "the", "▁▁", ".", "日"]
+FIRST_BYTE = len(WORDS)
+STRIPPING = (decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0))
+METASPACE = (decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always"))
+
+
+def sentencepiece(*steps: decoders.Decoder) -> Tokenizer:
     """Words that begin with a space, byte fallback, and the first space of a text stripped, as Llama 2 has them."""
-    words = ["<unk>", "<s>", "▁", "▁a", "a", "▁the", "the", "▁▁", ".", "日"]
-    vocabulary = {word: index for index, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
+    vocabulary = {word: index for index, word in enumerate([*WORDS, *(f"<0x{byte:02X}>" for byte in range(256))])}
     core = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
-    parts = tokenizers.decoders
-    core.decoder = parts.Sequence([parts.Replace("▁", " "), parts.ByteFallback(), parts.Fuse(), parts.Strip(" ", 1, 0)])
+    core.decoder = decoders.Sequence(list(steps))
     core.add_special_tokens(["<s>"])
-    return core
+    return Tokenizer(core, TokenizerSpec("pieces", FIRST_BYTE + 256, 1, (1,)))
 
 
-PIECES = sentencepiece()
-FIRST_BYTE = 10
+PIECES = {"stripping": sentencepiece(*STRIPPING), "metaspace": sentencepiece(*METASPACE)}
 
 
-def decode_pieces(ids: Sequence[int]) -> str:
-    return str(PIECES.decode(list(ids), skip_special_tokens=True))
+def stream_of(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int], *, hidden: bool) -> list[str]:
+    """Deltas of pushing ids in parts that end at the cuts, and of the flush."""
+    return deltas_of(tokenizer.detokenizer(skip_special_tokens=hidden), ids, cuts)
 
 
 def stream(decode: Decode, ids: Sequence[int], cuts: Sequence[int]) -> list[str]:
-    """Deltas of pushing ids in parts that end at the cuts, and of the flush."""
-    detokenizer = Detokenizer(decode)
+    return deltas_of(Detokenizer(decode), ids, cuts)
+
+
+def deltas_of(detokenizer: Detokenizer, ids: Sequence[int], cuts: Sequence[int]) -> list[str]:
     ends = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
     deltas = [detokenizer.push(ids[start:end]) for start, end in pairwise(ends) if end > start]
     return [*deltas, detokenizer.flush()]
@@ -85,15 +94,46 @@ def test_special_tokens_are_hidden_and_do_not_disturb_their_neighbours() -> None
     assert "".join(stream(BYTES.decode, ids, range(len(ids)))) == "aé"
 
 
-@given(st.lists(st.integers(0, FIRST_BYTE - 1), max_size=30), cut_lists)
-def test_spaces_of_sentencepiece_words_are_kept(ids: list[int], cuts: list[int]) -> None:
-    assert "".join(stream(decode_pieces, ids, cuts)) == decode_pieces(ids)
+pieces = st.integers(0, FIRST_BYTE - 1)
+some_bytes = st.binary(max_size=4) | st.sampled_from([character.encode() for character in "a é日👩"])
+byte_runs = some_bytes.map(lambda run: [FIRST_BYTE + byte for byte in run])
+piece_lists = st.lists(pieces.map(lambda piece: [piece]) | byte_runs, max_size=12)
+
+
+@settings(max_examples=400)
+@given(st.sampled_from(sorted(PIECES)), piece_lists, cut_lists, st.booleans())
+def test_any_ids_of_a_sentencepiece_tokenizer(name: str, parts: list[list[int]], cuts: list[int], hidden: bool) -> None:
+    ids = [token for part in parts for token in part]
+    whole = PIECES[name].decode(ids, skip_special_tokens=hidden)
+    assert "".join(stream_of(PIECES[name], ids, cuts, hidden=hidden)) == whole
+    assert "".join(stream_of(PIECES[name], ids, range(len(ids)), hidden=hidden)) == whole
 
 
 @given(st.text("a é日👩", max_size=12), cut_lists)
 def test_characters_that_sentencepiece_spells_in_bytes(text: str, cuts: list[int]) -> None:
     ids = [FIRST_BYTE + byte for byte in text.encode()]
-    assert "".join(stream(decode_pieces, ids, cuts)) == decode_pieces(ids)
+    tokenizer = PIECES["stripping"]
+    assert "".join(stream_of(tokenizer, ids, cuts, hidden=True)) == tokenizer.decode(ids)
+
+
+def test_a_byte_run_is_shown_when_the_next_piece_has_ended_it() -> None:
+    detokenizer = PIECES["stripping"].detokenizer()
+    run = [FIRST_BYTE + byte for byte in "é".encode()]
+    assert [detokenizer.push([token]) for token in (*run, WORDS.index("<s>"), WORDS.index("▁a"))] == ["", "", "", "é a"]
+
+
+@given(st.lists(st.integers(0, 257), max_size=40), cut_lists)
+def test_special_tokens_are_shown_when_asked(ids: list[int], cuts: list[int]) -> None:
+    whole = BYTES.decode(ids, skip_special_tokens=False)
+    assert whole.count("<eos>") >= ids.count(256)
+    assert "".join(stream_of(BYTES, ids, cuts, hidden=False)) == whole
+
+
+def test_what_stands_before_an_incomplete_character_is_shown() -> None:
+    core = tokenizers.Tokenizer(tokenizers.models.BPE({"abâ": 0, "Ĥ¬": 1}, []))  # "ab" + E2, 82 AC
+    core.decoder = decoders.ByteLevel()
+    detokenizer = Tokenizer(core, TokenizerSpec("joined", 2, None, ())).detokenizer()
+    assert [detokenizer.push([0]), detokenizer.push([1])] == ["ab", "€"]
 
 
 def test_a_long_run_of_invalid_bytes_arrives_in_full() -> None:

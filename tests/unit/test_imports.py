@@ -21,11 +21,12 @@ ROOMS = {
 LAYERS = [
     set(row.split())
     for row in (
-        "types errors",
-        "config manifest metrics stopping detokenizer backends.base",
+        "types errors typed_json",
+        "config manifest metrics stopping detokenizer adjusting logprobs backends.base kv.prefix",
         "plans tokenizer sequence admission kv.paged kv.slots spec.packing spec.accept spec.cost_table",
+        "kv.sharing",
         "sampling scheduler spec.selector backends.openvino backends.tensorrt",
-        "spec.policies",
+        "spec.policies choice events",
         "engine",
         "loop spec.profiler backends.scripted",
     )
@@ -40,6 +41,8 @@ OURS_ALLOWED = {
 
 # Foreign package -> the files and folders that may import it.
 HOMES = {
+    "aiohttp": ("server/dcut_server/dashboard/", "server/dcut_server/bench/paths"),
+    "dynamo": ("server/dcut_server/dynamo/",),
     "grpc": ("server/dcut_server/",),
     "grpc_health": ("server/dcut_server/",),
     "grpc_reflection": ("server/dcut_server/",),

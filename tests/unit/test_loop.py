@@ -246,6 +246,77 @@ def test_a_broken_invariant_is_a_failure_too() -> None:
     assert states[-1] is LoopState.FAILED
 
 
+class BrokenInbox(Inbox):
+    """Raises once, when it has a stream's first, last or any event; what comes after goes in as usual."""
+
+    def __init__(self, breaks_at: Callable[[StepEvent], bool]) -> None:
+        super().__init__()
+        self._breaks_at: Callable[[StepEvent], bool] | None = breaks_at
+
+    def __call__(self, events: Sequence[StepEvent]) -> None:
+        if self._breaks_at is not None and any(self._breaks_at(event) for event in events):
+            self._breaks_at = None
+            raise ZeroDivisionError
+        super().__call__(events)
+
+
+@pytest.mark.parametrize(
+    "breaks_at", [lambda event: bool(event.tokens), lambda event: event.finish is FinishReason.LENGTH]
+)
+def test_when_events_cannot_be_handed_out_every_stream_is_told(breaks_at: Callable[[StepEvent], bool]) -> None:
+    """Also the stream whose last event was lost: the engine itself does not know it any more."""
+    engine, inbox, states = endless(), BrokenInbox(breaks_at), []
+    loop = EngineLoop(engine, inbox, states.append)
+    names = ["long", "short"]
+    loop.start()
+    for name, length in zip(names, (10_000, 20), strict=True):
+        try:
+            loop.submit(Request(name, (65, 66), length, ignore_eos=True))
+        except EngineUnavailable:
+            names.remove(name)
+    inbox.wait_until(inbox.ended(*names))
+    loop.close()
+    assert all(isinstance(inbox.streams[name].error, EngineUnavailable) for name in names)
+    assert states == [LoopState.RUNNING, LoopState.FAILED]
+
+
+def test_a_stream_that_cannot_be_told_does_not_keep_the_others_from_it() -> None:
+    engine, inbox, states = endless(), Inbox(), []
+
+    def publish(events: Sequence[StepEvent]) -> None:
+        if any(event.request_id == "deaf" for event in events):
+            raise ZeroDivisionError
+        inbox(events)
+
+    def on_state(state: LoopState) -> None:
+        states.append(state)
+        if state is LoopState.FAILED:
+            raise ZeroDivisionError
+
+    loop = EngineLoop(engine, publish, on_state)
+    for name in ("a", "deaf", "b"):
+        engine.submit(long_request(name))
+    loop.start()
+    inbox.wait_until(inbox.ended("a", "b"))
+    loop.close()
+    assert states == [LoopState.RUNNING, LoopState.FAILED]
+
+
+def test_a_listener_of_the_steps_that_raises_ends_no_stream(caplog: pytest.LogCaptureFixture) -> None:
+    script = letters_script()
+    engine, heard = scripted_engine("ratio:0.5", script=script), []
+    engine.trace.listeners += [lambda record, commits: 1 // 0, lambda record, commits: heard.append(record)]
+    crowd = [Request(f"r{index}", (65, index), 30) for index in range(3)]
+    with looping(engine) as (loop, inbox, _):
+        for request in crowd:
+            loop.submit(request)
+        inbox.wait_until(inbox.ended(*(request.request_id for request in crowd)))
+    for request in crowd:
+        assert inbox.streams[request.request_id].outcome == expected(script, request)
+    assert len(heard) == engine.trace.totals.steps > 10
+    assert caplog.text.count("listener of the step trace failed") == 1
+
+
 def test_a_state_listener_hears_every_change_once() -> None:
     with looping(endless()) as (loop, _, states):
         loop.drain(0.1)

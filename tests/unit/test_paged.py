@@ -10,11 +10,6 @@ from dcut_trt.kv.paged import BlockPool
 from dcut_trt.types import IntArray
 
 
-@pytest.mark.parametrize(("rows", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (32, 2), (33, 3)])
-def test_blocks_for_rounds_up(rows: int, blocks: int) -> None:
-    assert BlockPool(8, 16).blocks_for(rows) == blocks
-
-
 def test_all_or_nothing() -> None:
     pool = BlockPool(4, 16)
     table = pool.allocate(3)

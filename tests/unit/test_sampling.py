@@ -37,6 +37,7 @@ def candidates(logits: FloatArray, params: SamplingParams) -> list[tuple[int, fl
     peak = max(scaled)
     ranked = sorted(range(len(scaled)), key=lambda token: (-scaled[token], token))
     ranked = ranked[: params.top_k or len(ranked)]
+    ranked = [token for token in ranked if math.exp(scaled[token] - peak) >= params.min_p]
     weights = [math.exp(scaled[token] - peak) for token in ranked]
     kept, mass = 0, 0.0
     while kept < len(ranked) and mass < params.top_p * sum(weights):
@@ -69,17 +70,20 @@ def test_neighbouring_positions_are_independent() -> None:
     st.floats(0.1, 3),
     st.integers(0, 14),
     st.sampled_from([1.0, 0.95, 0.8, 0.5, 0.1, 1e-6]),
+    st.sampled_from([0.0, 0.0, 0.05, 0.3, 1.0]),
     st.integers(0, 1000),
 )
 def test_the_drawn_id_is_where_the_draw_falls(
-    quarters: list[int], temperature: float, top_k: int, top_p: float, position: int
+    quarters: list[int], temperature: float, top_k: int, top_p: float, min_p: float, position: int
 ) -> None:
     logits = np.array(quarters, np.float32) / 4  # coarse, so that ties at the edges of top-k happen
-    params = SamplingParams(temperature, top_k, top_p)
+    params = SamplingParams(temperature, top_k, top_p, min_p=min_p)
     allowed = candidates(logits, params)
-    # Where rounding alone decides how many ids make up top_p, the definition has no answer.
+    # Where rounding alone decides how many ids make up top_p or pass min_p, the definition has no answer.
     assume(len(candidates(logits, replace(params, top_p=top_p * (1 - NEAR)))) == len(allowed))
-    if top_k == 0 and top_p == 1.0:
+    for share in (1 - NEAR, 1 + NEAR) if min_p < 1 else (1 - NEAR,):
+        assume(candidates(logits, replace(params, min_p=min_p * share)) == allowed)
+    if top_k == 0 and top_p == 1.0 and min_p == 0.0:
         allowed.sort()  # ids in their own order
     token = sample_token(logits, params, SEED, position)
     place = [each for each, _ in allowed].index(token)

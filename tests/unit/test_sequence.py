@@ -12,7 +12,7 @@ from scripted_runs import EOS, LETTERS, TOKENIZER
 
 from dcut_trt.detokenizer import Detokenizer
 from dcut_trt.sequence import Sequence
-from dcut_trt.types import Commit, FinishReason, Request
+from dcut_trt.types import Commit, FinishReason, Request, RequestTimes
 
 PROMPT = (65, 66, 67)
 SPOKEN = [*TOKENIZER.encode(LETTERS + "日"), EOS]
@@ -169,3 +169,26 @@ def test_a_hole_in_the_drafters_context_is_noticed() -> None:
     sequence.computed(1, np.zeros((1, 2), np.float32))
     with pytest.raises(AssertionError, match="hole"):
         sequence.take_features()
+
+
+def test_a_stop_string_in_what_was_held_back_ends_the_request_as_a_stop() -> None:
+    request = Request("r", PROMPT, 2, stop=("b",))
+    sequence = Sequence(request, 0, 256, (EOS,), Detokenizer(TOKENIZER.decode, byte_ids=ids("b")))
+    commit = sequence.commit(ids("ab"))
+    assert (commit.text, commit.finish, commit.matched) == ("a", FinishReason.STOP, "b")
+
+
+def test_min_tokens_hides_the_text_before_it_from_stop_strings() -> None:
+    sequence = live(min_tokens=2, stop=("ab",))
+    commits = [sequence.commit([token]) for token in ids("abab")]
+    assert [commit.text for commit in commits] == ["a", "b", "", ""]
+    assert [commit.matched for commit in commits] == [None, None, None, "ab"]
+
+
+def test_the_times_of_a_request_are_those_of_its_commits() -> None:
+    sequence = live()
+    sequence.submitted, sequence.admitted = 1.0, 2.0
+    assert sequence.times(2.5) == RequestTimes(1.0, 2.0, None, 2.5)
+    for now in (3.0, 4.0):
+        sequence.commit(ids("a"), now=now)
+    assert sequence.times(5.0) == RequestTimes(1.0, 2.0, 3.0, 5.0)

@@ -14,14 +14,16 @@ stops = st.lists(st.text("ab ", min_size=1, max_size=4), max_size=4)
 @given(texts, stops, st.integers(0, 12))
 def test_find_stop_equals_trying_every_index(text: str, stop: list[str], start: int) -> None:
     tried = [index for index in range(start, len(text)) if any(text.startswith(each, index) for each in stop)]
-    assert find_stop(text, stop, start) == (tried[0] if tried else None)
+    found = find_stop(text, stop, start)
+    assert (found and found[0]) == (tried[0] if tried else None)
+    if found is not None:
+        assert found[1] == next(each for each in stop if text.startswith(each, found[0]))
 
 
 def test_the_earliest_in_the_text_wins_not_the_first_of_the_list() -> None:
     text = " The user is a"
     found = find_stop(text, ["a", "is", ","])
-    assert found is not None
-    assert text[:found] == " The user "
+    assert found == (len(" The user "), "is")
 
 
 @given(texts, stops)

@@ -65,7 +65,8 @@ def run_bench(args: argparse.Namespace) -> int:
     from dcut_server.bench.summary import summarise  # noqa: PLC0415
     from dcut_server.compose import open_engine  # noqa: PLC0415
 
-    options, engine_options = bench_options(args), EngineOptions(**_engine_settings(args))
+    # Every policy runs the same prompts: with a prefix cache only the first would pay for them.
+    options, engine_options = bench_options(args), EngineOptions(**_engine_settings(args), prefix_cache=False)
     dataset = load_dataset(args.dataset)
     _check_outputs(args)
     manifest = read_manifest(args.bundle)

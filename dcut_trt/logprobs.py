@@ -1,0 +1,30 @@
+"""Log probabilities of the target's raw logits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dcut_trt.types import FloatArray, TokenLogprob
+
+
+def token_logprob(logits: FloatArray, token_id: int, top: int) -> TokenLogprob:
+    """Natural log softmax, in float64, of one token and of the `top` most probable ones.
+
+    logits: [V] raw; a finite maximum.  top: 0 (none) or more; ties go by id.
+    """
+    wide = logits.astype(np.float64)
+    peak = wide.max()
+    total = peak + np.log(np.exp(wide - peak).sum())
+    best = ((int(best_id), float(wide[best_id] - total)) for best_id in _best_ids(logits, top))
+    return TokenLogprob(token_id, float(wide[token_id] - total), tuple(best))
+
+
+def _best_ids(logits: FloatArray, count: int) -> list[int]:
+    count = min(count, len(logits))
+    if count == 0:
+        return []
+    # Everything at or above the last value that is in, so that ties at the edge are cut by id and not by chance.
+    edge = np.partition(logits, len(logits) - count)[len(logits) - count]
+    candidates = np.flatnonzero(logits >= edge)
+    order = np.argsort(-logits[candidates], kind="stable")[:count]
+    return [int(token_id) for token_id in candidates[order]]

@@ -1,0 +1,1 @@
+"""What an operator runs a server with: metrics, traces, logs, TLS, tokens and limits."""

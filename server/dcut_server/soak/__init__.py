@@ -1,0 +1,1 @@
+"""A long mixed load on a real server, with leak checks whenever it is idle."""
