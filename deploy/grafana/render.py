@@ -138,7 +138,7 @@ def _timeseries(axes: Any, panel: Mapping[str, Any], series: Sequence[Series]) -
     axes.set_ylim(bottom=0)
     top = axes.get_ylim()[1]
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _text(value, panel, top)))
-    axes.xaxis.set_major_locator(AutoDateLocator(maxticks=6))
+    axes.xaxis.set_major_locator(AutoDateLocator(minticks=3, maxticks=7))
     axes.xaxis.set_major_formatter(DateFormatter("%H:%M:%S", tz=UTC))
     axes.tick_params(labelsize=7, colors=FAINT, length=0)
     axes.grid(color=GRID, linewidth=0.7)

@@ -46,6 +46,7 @@ def add_soak_parser(commands: Any) -> None:
     add("--minutes", type=float, default=10.0, metavar="N", help="default: 10")
     add("--seed", type=int, default=0, help="of the load (default: 0)")
     add("--policy", default="dcut", help="default: dcut")
+    add("--kv-memory-mib", type=int, default=512, metavar="N", help="small, so that KV blocks run out; default: 512")
     add("--no-profile", action="store_true", help="never measure step costs; for every policy but dcut")
     add("--max-growth-mib", type=float, default=64.0, metavar="N", help="memory growth that is a leak; default: 64")
     add("--json", type=Path, metavar="FILE", help="write everything that was seen")
@@ -80,7 +81,16 @@ async def _soak(args: argparse.Namespace) -> tuple[list[Check], Tally]:
     knobs = Knobs(manifest.target.vocab_size, manifest.precision == "fp32")
     random_, tally = random.Random(args.seed), Tally()
     checks: list[Check] = []
-    flags = ["--policy", args.policy, "--max-queue", str(MAX_QUEUE), *(["--no-profile"] if args.no_profile else [])]
+    # All of a small KV cache is in use after the first waves, so what memory grows by later is a leak.
+    flags = [
+        "--policy",
+        args.policy,
+        "--max-queue",
+        str(MAX_QUEUE),
+        "--kv-memory-mib",
+        str(args.kv_memory_mib),
+        *(["--no-profile"] if args.no_profile else []),
+    ]
     async with serve_process(args.bundle, flags, lambda stage, done, total: None) as server:
         begun = time.monotonic()
         async with DcutClient(server.address) as client:

@@ -33,6 +33,7 @@ INVALID: tuple[dict[str, Any], ...] = (
     {"logprobs": 21},
     {"n": 0},
 )
+REFUSED_PAUSE_S = 0.05  # a client that is refused tries again a little later
 _NOT_NOW = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED})
 _CAUSED = {"deadline": grpc.StatusCode.DEADLINE_EXCEEDED, "invalid": grpc.StatusCode.INVALID_ARGUMENT}
 
@@ -70,6 +71,7 @@ async def one_request(client: DcutClient, knobs: Knobs, random_: random.Random, 
         outcome = error.code.name
         if error.code not in _NOT_NOW and error.code is not _CAUSED.get(kind):
             tally.lost.append(f"{kind}: {error}")
+        await asyncio.sleep(REFUSED_PAUSE_S)
     tally.outcomes[outcome] += 1
 
 
