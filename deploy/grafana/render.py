@@ -190,8 +190,8 @@ def main() -> int:
         print(f"render.py: {error}", file=sys.stderr)
         return 1
     figure.savefig(options.out, dpi=100)
-    with Image.open(options.out) as image:
-        small = image.convert("RGB").quantize(128)  # lines on white need no more colours: a third of the size
+    with Image.open(options.out) as image:  # lines on white need no more than 256 colours: a third of the bytes
+        small = image.convert("RGB").quantize(method=Image.Quantize.MAXCOVERAGE)
     small.save(options.out, optimize=True)
     return 0
 

@@ -20,7 +20,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Prometheus(ThreadingHTTPServer):
-    """Answers a query with one series, in Prometheus' shapes. empty, refused: part of one that gets none, or an error."""
+    """Answers queries with one series in Prometheus' shapes. empty, refused: part of one with none, with an error."""
 
     empty: str | None = None
     refused: str | None = None
