@@ -43,7 +43,7 @@ def read_tokens(path: Path) -> tuple[str, ...]:
     return tuple(token for token in tokens if token)
 
 
-class BearerTokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class BearerTokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Ends every call without one of these tokens with UNAUTHENTICATED; health checks need none."""
 
     def __init__(self, tokens: Sequence[str]) -> None:

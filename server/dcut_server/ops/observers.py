@@ -38,7 +38,7 @@ CALL: contextvars.ContextVar[CallContext] = contextvars.ContextVar("dcut_call", 
 REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("dcut_request_id", default="")
 
 
-class CallContextInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class CallContextInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Notes each call's metadata; the call's handler runs in the same task and so sees it."""
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
