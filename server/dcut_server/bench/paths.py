@@ -142,21 +142,24 @@ def of_engine(served: Pass, max_tokens: int) -> PathPass:
 
 
 async def wait_for_model(session: aiohttp.ClientSession, base_url: str) -> str:
-    """The id of the gateway's model, once it answers. Raises PathFailed after START_TIMEOUT_S."""
+    """The id of the gateway's model, once it answers a request. Raises PathFailed after START_TIMEOUT_S."""
     last = ""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(START_TIMEOUT_S):
             while True:
                 try:
                     async with session.get(f"{base_url}/models") as response:
+                        model = str(json.loads(await response.text())["data"][0]["id"])
+                    # A gateway lists a model before it has its tokenizer: only an answer tells that it is ready.
+                    body = {"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+                    async with session.post(f"{base_url}/chat/completions", json=body) as response:
                         last = await response.text()
-                        models = json.loads(last)["data"] if response.status == HTTPStatus.OK else []
-                        if models:
-                            return str(models[0]["id"])
-                except (OSError, ValueError, KeyError) as error:
+                        if response.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                            return model
+                except (OSError, ValueError, LookupError) as error:
                     last = str(error)
                 await asyncio.sleep(POLL_S)
-    raise PathFailed(f"{base_url}/models: no model after {START_TIMEOUT_S:g} s: {last}")
+    raise PathFailed(f"{base_url}: no answer after {START_TIMEOUT_S:g} s: {last}")
 
 
 def _check_total(path: str, tokens: int, wanted: int) -> None:
