@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dcut_trt.sampling import best_ids
 from dcut_trt.types import FloatArray, TokenLogprob
 
 
@@ -15,16 +16,5 @@ def token_logprob(logits: FloatArray, token_id: int, top: int) -> TokenLogprob:
     wide = logits.astype(np.float64)
     peak = wide.max()
     total = peak + np.log(np.exp(wide - peak).sum())
-    best = ((int(best_id), float(wide[best_id] - total)) for best_id in _best_ids(logits, top))
+    best = ((int(best_id), float(wide[best_id] - total)) for best_id in best_ids(logits, top).tolist())
     return TokenLogprob(token_id, float(wide[token_id] - total), tuple(best))
-
-
-def _best_ids(logits: FloatArray, count: int) -> list[int]:
-    count = min(count, len(logits))
-    if count == 0:
-        return []
-    # Everything at or above the last value that is in, so that ties at the edge are cut by id and not by chance.
-    edge = np.partition(logits, len(logits) - count)[len(logits) - count]
-    candidates = np.flatnonzero(logits >= edge)
-    order = np.argsort(-logits[candidates], kind="stable")[:count]
-    return [int(token_id) for token_id in candidates[order]]

@@ -43,18 +43,23 @@ def sample_token(logits: FloatArray, params: SamplingParams, seed: int, position
     return int(ids[_inverse_cdf(weights, draw)])
 
 
+def best_ids(values: FloatArray, count: int) -> NDArray[np.int64]:
+    """Indices of the `count` largest values, best first, ties by index; of all when there are fewer."""
+    candidates = np.arange(len(values))
+    if count < len(values):
+        if count == 0:
+            return candidates[:0]
+        # Everything at or above the last value that is in, so that ties at the edge are cut by id and not by chance.
+        candidates = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
+    return candidates[np.argsort(-values[candidates], kind="stable")[:count]]
+
+
 def _truncate(logits: FloatArray, peak: float, params: SamplingParams) -> tuple[NDArray[np.int64], FloatArray]:
     """Candidate ids, best first (ties by id), and their unnormalised weights after min-p, top-k and top-p."""
     candidates = np.arange(len(logits))
     if params.min_p > 0.0:  # the best weighs 1
         candidates = np.flatnonzero(_weights(logits, peak, params) >= params.min_p)
-    kept = min(params.top_k or len(candidates), len(candidates))
-    if kept < len(candidates):
-        # Everything at or above the k-th value, so that ties at the edge are cut by id and not by chance.
-        values = logits[candidates]
-        edge = np.partition(values, len(values) - kept)[len(values) - kept]
-        candidates = candidates[values >= edge]
-    ids = candidates[np.argsort(-logits[candidates], kind="stable")][:kept]
+    ids = candidates[best_ids(logits[candidates], params.top_k or len(candidates))]
     weights = _weights(logits[ids], peak, params)
     if params.top_p < 1.0:
         mass = np.cumsum(weights, dtype=np.float64)

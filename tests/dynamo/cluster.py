@@ -9,14 +9,12 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import openai
 
 from dcut_server.client import DcutClient
-from dcut_trt.manifest import MANIFEST_NAME, read_manifest
-from dcut_trt.spec.packing import token_buckets
 
 ROOT = Path(__file__).parents[2]
 PEER = ROOT / ".venv-dynamo" / "bin" / "python"
@@ -155,19 +153,6 @@ async def model_listed(here: Cluster) -> str:
                 if models.data:
                     return models.data[0].id
             await asyncio.sleep(0.05)
-
-
-def small_bundle(bundle: Path, out: Path, max_batch: int = MAX_BATCH) -> Path:
-    """The same bundle for fewer requests at once, so that a server on one thread is warm soon."""
-    manifest = read_manifest(bundle)
-    batches = tuple(batch for batch in manifest.captured_batches if batch <= max_batch)
-    buckets = token_buckets(manifest.ratios, batches, manifest.draft_length + 1)
-    small = replace(manifest, captured_batches=batches, token_buckets=buckets, max_batch=max_batch)
-    out.mkdir()
-    for name in manifest.files:
-        (out / name).symlink_to(bundle / name)
-    (out / MANIFEST_NAME).write_text(small.to_json(), encoding="utf-8")
-    return out
 
 
 def free_ports(count: int) -> list[int]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import PEER, Cluster, cluster, small_bundle
+from cluster import MAX_BATCH, PEER, Cluster, cluster
+from small_bundles import small_bundle
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +25,6 @@ def two_workers(
     if not PEER.is_file():
         pytest.skip("Dynamo is not installed: bash tests/dynamo/setup.sh")
     folder = tmp_path_factory.mktemp("dynamo")
-    here = cluster(small_bundle(smollm2_bundle_fp32, folder / "bundle"), folder)
+    here = cluster(small_bundle(smollm2_bundle_fp32, folder / "bundle", MAX_BATCH), folder)
     yield loop_runner.run(here.__aenter__())
     loop_runner.run(here.__aexit__(None, None, None))

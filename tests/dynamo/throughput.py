@@ -9,11 +9,15 @@ import argparse
 import asyncio
 import itertools
 import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-from cluster import Cluster, cluster, model_listed, small_bundle
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+
+from cluster import Cluster, cluster, model_listed
+from small_bundles import small_bundle
 
 CONCURRENCY, MAX_BATCH, STREAMS = 16, 16, 8
 PROMPT = "Write a story about a sailor who lost his map. Number {}:"

@@ -11,16 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from openai import OpenAI
 
-from dcut_trt.manifest import MANIFEST_NAME, read_manifest
-from dcut_trt.spec.packing import token_buckets
-
 MODEL, SCRIPTED_MODEL = "smollm2-135m-instruct", "scripted target"
 RATIOS = (0.25, 0.5, 0.75, 1.0)
+MAX_BATCH = 4
 
 
 @dataclass(frozen=True)
@@ -82,19 +80,6 @@ def _served(command: list[str], folder: Path, model: str) -> Iterator[Served]:
                 process.kill()
         process.communicate()
         assert gateway is None or not alive(gateway), "the gateway outlived its server"
-
-
-def small_bundle(bundle: Path, out: Path, max_batch: int = 4) -> Path:
-    """The same bundle for fewer requests at once, which is warm sooner."""
-    manifest = read_manifest(bundle)
-    batches = tuple(batch for batch in manifest.captured_batches if batch <= max_batch)
-    buckets = token_buckets(manifest.ratios, batches, manifest.draft_length + 1)
-    small = replace(manifest, captured_batches=batches, token_buckets=buckets, max_batch=max_batch)
-    out.mkdir()
-    for name in manifest.files:
-        (out / name).symlink_to(bundle / name)
-    (out / MANIFEST_NAME).write_text(small.to_json(), encoding="utf-8")
-    return out
 
 
 def prepared_table(folder: Path) -> Path:

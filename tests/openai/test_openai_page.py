@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from http_server import MODEL, prepared_table, small_bundle, until
+from http_server import MAX_BATCH, MODEL, prepared_table, until
+from small_bundles import small_bundle
 
 PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
 PORTS = ("50051", "50052", "8000", "8001", "29001")
@@ -28,7 +29,7 @@ def test_every_command_on_the_page_runs(smollm2_bundle_bf16: Path, tmp_path: Pat
     with ExitStack() as sockets:
         taken = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
         ports = dict(zip(PORTS, (str(found.getsockname()[1]) for found in taken), strict=True))
-    bundle, table = small_bundle(smollm2_bundle_bf16, tmp_path / "bundle"), prepared_table(tmp_path)
+    bundle, table = small_bundle(smollm2_bundle_bf16, tmp_path / "bundle", MAX_BATCH), prepared_table(tmp_path)
     output, ran = "", 0
     with ExitStack() as servers:
         for language, block in blocks():

@@ -22,11 +22,12 @@ LAYERS = [
     set(row.split())
     for row in (
         "types errors typed_json",
-        "config manifest metrics stopping detokenizer adjusting logprobs backends.base kv.prefix",
+        "config manifest metrics stopping detokenizer adjusting backends.base kv.prefix",
         "plans tokenizer sequence admission kv.paged kv.slots spec.packing spec.accept spec.cost_table",
         "kv.sharing",
         "sampling scheduler spec.selector backends.openvino backends.tensorrt",
-        "spec.policies choice events",
+        "logprobs spec.policies events",
+        "choice",
         "engine",
         "loop spec.profiler backends.scripted",
     )
