@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from dcut_trt.errors import StepFailed
@@ -27,13 +29,15 @@ class SequenceChoice:
 
     def __call__(self, depth: int) -> int:
         request = self._sequence.request
-        token = self._choice.argmax[self._first + depth]
+        head, position = self._first + depth, self._position + depth
+        token = self._choice.argmax[head]
         if not request.needs_logits:
+            if not self._choice.finite(head):
+                raise self._fault("hidden states", position)
             return token
-        raw, position = self._choice.logits(self._first + depth), self._position + depth
-        peak = float(raw.max())
-        if not np.isfinite(peak):
-            raise StepFailed(f"the target's logits at position {position} are not finite (maximum {peak})")
+        raw = self._choice.logits(head)
+        if not np.isfinite(raw.max()):
+            raise self._fault("logits", position)
         adjusted = self._sequence.adjuster.adjusted(raw)
         if not request.sampling.greedy or adjusted is not raw:
             token = sample_token(adjusted, request.sampling, self._sequence.seed, position)
@@ -42,14 +46,40 @@ class SequenceChoice:
         self._sequence.adjuster.add(token)
         return token
 
+    def _fault(self, what: str, position: int) -> StepFailed:
+        request_id = self._sequence.request.request_id
+        return StepFailed(f"request_id={request_id!r}: the target's {what} at position {position} are not finite")
+
 
 class TargetChoice:
     """What the target says after each head row: its argmax, and raw logits where they were asked for."""
 
-    def __init__(self, verified: Verified, logit_rows: IntArray) -> None:
+    def __init__(self, verified: Verified, head_rows: IntArray, logit_rows: IntArray) -> None:
+        """head_rows: [H] the packed row of each head; logit_rows: [S] the heads whose logits were asked for."""
         self.argmax: list[int] = verified.argmax.tolist()
         self._logits = verified.logits
         self._logit_of = {head: index for index, head in enumerate(logit_rows.tolist())}
+        self._features, self._head_rows = verified.features, head_rows
+
+    def finite(self, head: int) -> bool:
+        """Whether the hidden states behind a head row are numbers, as far as the host can see them.
+
+        An argmax over NaN is still some id, and its logit may look sound: runtimes pass over NaN when they compare.
+        But a row that is NaN once stays so through all layers, and the drafter's features show it on the way.
+        """
+        return self._finite is None or self._finite[head]
+
+    @functools.cached_property
+    def _finite(self) -> list[bool] | None:
+        """Of each head row; None where features stay on a device."""
+        features = self._features
+        if not isinstance(features, np.ndarray) or not features.shape[1]:
+            return None
+        # A row's sum is NaN or infinite if any of it is, and costs a fraction of looking at every number.
+        with np.errstate(invalid="ignore"):
+            sums = features @ np.ones(features.shape[1], features.dtype)
+        finite: list[bool] = np.isfinite(sums[self._head_rows]).tolist()
+        return finite
 
     def logits(self, head: int) -> FloatArray:
         """[V] raw logits after a head row that was asked for."""

@@ -12,7 +12,7 @@ from dcut_trt.errors import UnsupportedOption
 class EngineOptions:
     """Raises UnsupportedOption naming option, value and limit.
 
-    policy: plain, dflash, ratio:R or dcut.  max_queue: requests that may wait behind a full batch.
+    policy: a name that spec.policies knows.  max_queue: requests that may wait behind a full batch.
     prefill_chunk: prompt rows computed in one step.  busy_prefill_chunk: at most so many while streams wait for it.
     kv_memory_mib: memory for both KV caches; None takes what max_batch requests of max_len need, on CPU at most 4096.
     prefix_cache: compute the beginning that prompts share once, where requests are kept in blocks (not TensorRT).
@@ -20,7 +20,7 @@ class EngineOptions:
     cost_table: a table to use instead of the bundle's own.  profile: False never measures.
     """
 
-    policy: str = "dcut"
+    policy: str = "auto"
     max_queue: int = 256
     prefill_chunk: int = 512
     busy_prefill_chunk: int = 128

@@ -20,23 +20,21 @@ from dcut_trt.sequence import Sequence as LiveSequence
 from dcut_trt.spec.accept import accept
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import pack
-from dcut_trt.spec.policies import Policy
-from dcut_trt.tokenizer import Tokenizer
-from dcut_trt.types import (
-    Commit,
-    Draft,
-    DraftInput,
-    FeatureRows,
-    IntArray,
-    Offer,
-    Plan,
-    Request,
-    Rows,
-    StepEvent,
-    Verified,
+from dcut_trt.spec.policy import Policy
+from dcut_trt.step_values import (
+    Chosen,
+    Live,
+    draft_input,
+    drafted_each,
+    for_whole_batch,
+    lookups_of,
+    outcome_of,
+    prompt_rows,
+    split,
+    view_of,
 )
-
-Live = Sequence[LiveSequence]
+from dcut_trt.tokenizer import Tokenizer
+from dcut_trt.types import BatchView, Commit, Draft, FeatureRows, IntArray, Intent, Plan, Request, StepEvent, Verified
 
 _NO_ROWS: IntArray = np.empty(0, np.int32)
 
@@ -66,6 +64,7 @@ class Engine:
         self.trace = StepTrace(lambda: target.network_ms + drafter.network_ms)
         self.clock: Callable[[], float] = time.monotonic
         self.cost_table: CostTable | None = None  # what profiling found, for whoever asks
+        self._feed_depth = 1 if target.limits.short_blocks else None
         self._policy = policy
         self.scheduler.sharing.drafting = policy.drafts
 
@@ -127,43 +126,54 @@ class Engine:
             return self._prefill(batch.prefill)
         if not batch.decode:
             return []
-        draft = self._draft(batch.decode)
-        plan = self._select(batch.decode, draft)
+        with self.trace.stage("select"):
+            view = view_of(batch.decode)
+            intent = self._policy.intend(view)
+        draft = self._draft(batch.decode, intent)
+        chosen = self._select(batch.decode, view, intent, draft)
+        plan = chosen.plan
         verified, choice = self._verify(batch.decode, plan)
-        drafted = 0 if draft is None else self.limits.draft_length
+        drafted = drafted_each(intent, len(batch.decode), self.limits.draft_length)
         advanced = [
-            self._advance(sequence, plan.drafts_of(row), choice.after(sequence, int(plan.cu_lens[row])), drafted)
+            self._advance(sequence, plan.drafts_of(row), choice.after(sequence, int(plan.cu_lens[row])), drafted[row])
             for row, sequence in enumerate(batch.decode)
         ]
         commits = self._settle(batch.decode, plan.cu_lens, verified, advanced)
+        self._learn(chosen, commits)
         possible = len(batch.decode) * (self.limits.draft_length + 1)
-        self.trace.finish("decode", commits, len(batch.decode), plan.size, possible, plan.ratio)
+        done = [commit for commit in commits if commit is not None]
+        self.trace.finish("decode", done, len(batch.decode), plan.size, possible, plan.ratio)
         return [event for event, _ in advanced]
 
-    def _draft(self, sequences: Live) -> Draft | None:
-        if not self._policy.drafts_at(len(sequences)):
-            # Steps without drafts still feed the drafter now and then, so that features do not pile up.
-            self._feed([sequence for sequence in sequences if sequence.pending_rows >= self.scheduler.prefill_chunk])
+    def _draft(self, sequences: Live, intent: Intent) -> Draft | None:
+        drafting, others = split(sequences, intent)
+        # Who does not draft still feeds the drafter now and then, so that features do not pile up.
+        self._feed([sequence for sequence in others if sequence.pending_rows >= self.scheduler.prefill_chunk])
+        if not drafting:
             return None
         with self.trace.stage("draft"):
-            return self.drafter.propose(_draft_input(sequences, self._policy.offer(len(sequences))))
+            draft = self.drafter.propose(draft_input(drafting, self._policy.offer(len(sequences)), depth=intent.depth))
+        assert draft.plan is None or not others, "a device selects for the whole batch"
+        return draft
 
     def _feed(self, sequences: Live) -> None:
         """Give pending features to the drafter's cache, in a pass whose drafts nobody reads."""
         if sequences and self._policy.drafts:
             with self.trace.stage("draft"):
-                self.drafter.propose(_draft_input(sequences, feed_only=True))
+                self.drafter.propose(draft_input(sequences, depth=self._feed_depth, feed_only=True))
 
-    def _select(self, sequences: Live, draft: Draft | None) -> Plan:
+    def _select(self, sequences: Live, view: BatchView, intent: Intent, draft: Draft | None) -> Chosen:
         if draft is not None and draft.plan is not None:
-            return draft.plan
+            return Chosen(view, intent, None, None, draft.plan)
         with self.trace.stage("select"):
+            batch = len(sequences)
             anchors = np.array([sequence.tokens[-1] for sequence in sequences], np.int32)
             if draft is None:
-                nothing = np.empty((len(sequences), 0), np.int32)
-                return pack(anchors, nothing, np.zeros(len(sequences), np.int32))
-            selection = self._policy.select(draft.confidence)
-            return pack(anchors, draft.tokens, selection.keep, selection.ratio)
+                plan = pack(anchors, np.empty((batch, 0), np.int32), np.zeros(batch, np.int32))
+                return Chosen(view, intent, None, None, plan)
+            selection = self._policy.select(draft, view)
+            tokens, keep = (for_whole_batch(part, intent.rows, batch) for part in (draft.tokens, selection.keep))
+            return Chosen(view, intent, draft, selection, pack(anchors, tokens, keep, selection.ratio))
 
     def _verify(self, sequences: Live, plan: Plan) -> tuple[Verified, TargetChoice]:
         with self.trace.stage("verify"):
@@ -175,7 +185,7 @@ class Engine:
             verified = self.target.forward(rows, _all_rows(plan.size), logit_rows)
         # Pruning saves work only if the target computes the plan's K rows and no more.
         assert len(verified.argmax) == len(verified.features) == plan.size, "the target ran other rows than planned"
-        return verified, TargetChoice(verified, logit_rows)
+        return verified, TargetChoice(verified, _all_rows(plan.size), logit_rows)
 
     def _advance(
         self, sequence: LiveSequence, drafts: list[int], choose: SequenceChoice, drafted: int
@@ -195,20 +205,26 @@ class Engine:
 
     def _settle(
         self, sequences: Live, starts: IntArray, verified: Verified, advanced: list[tuple[StepEvent, Commit | None]]
-    ) -> list[Commit]:
-        """Count the rows that became part of each live sequence; the commits of this step."""
+    ) -> list[Commit | None]:
+        """Count the rows that became part of each live sequence; the commits of this step, None of what failed."""
         for sequence, first, (_, commit) in zip(sequences, starts.tolist(), advanced, strict=False):
             if commit is not None and commit.finish is None:
                 # The anchor's row and those of the accepted drafts; the newest token has not been computed yet.
                 self._computed(sequence, verified.features[first : first + len(commit.tokens)])
-        return [commit for _, commit in advanced if commit is not None]
+        return [commit for _, commit in advanced]
+
+    def _learn(self, chosen: Chosen, commits: Sequence[Commit | None]) -> None:
+        if self._policy.learns:
+            draft_ms, verify_ms, step_ms = (self.trace.so_far_ms(name) for name in ("draft", "verify", None))
+            with self.trace.stage("select"):
+                self._policy.observe(outcome_of(chosen, commits, draft_ms, verify_ms, step_ms))
 
     def _computed(self, sequence: LiveSequence, features: FeatureRows) -> None:
         sequence.computed(len(features), features.copy() if self._policy.drafts else None)
 
     def _prefill(self, parts: Sequence[PrefillPart]) -> list[StepEvent]:
         """Compute a chunk of prompt rows; a prompt that is complete gets its first token."""
-        rows, ends = _prompt_rows(parts)
+        rows, ends = prompt_rows(parts)
         complete = [index for index, part in enumerate(parts) if part.last]
         wanted = [parts[index].sequence.request.needs_logits for index in complete]
         logit_rows = np.flatnonzero(np.array(wanted, bool)).astype(np.int32)
@@ -217,13 +233,14 @@ class Engine:
         for part, end in zip(parts, ends.tolist(), strict=True):
             self._computed(part.sequence, verified.features[end + 1 - part.length : end + 1])
         self._feed([part.sequence for part in parts if not part.last])
-        choice = TargetChoice(verified, logit_rows)
+        choice = TargetChoice(verified, ends[complete], logit_rows)
         advanced = [
             self._advance(parts[index].sequence, [], choice.after(parts[index].sequence, head), 0)
             for head, index in enumerate(complete)
         ]
         commits = [commit for _, commit in advanced if commit is not None]
-        self.trace.finish("prefill", commits, len(parts), len(rows.token_ids), len(rows.token_ids), None)
+        lookups = lookups_of(parts, self.scheduler.sharing.enabled)
+        self.trace.finish("prefill", commits, len(parts), len(rows.token_ids), len(rows.token_ids), None, lookups)
         return [event for event, _ in advanced]
 
 
@@ -231,27 +248,3 @@ class Engine:
 def _all_rows(size: int) -> IntArray:
     """0 .. size - 1, the same array each time: a backend need not bind again what it has bound already."""
     return np.arange(size, dtype=np.int32)
-
-
-def _draft_input(sequences: Live, offer: Offer | None = None, *, feed_only: bool = False) -> DraftInput:
-    """Anchors are the first tokens that the target has not computed; taking the features empties the queue of each."""
-    return DraftInput(
-        anchors=np.array([sequence.tokens[sequence.kv_len] for sequence in sequences], np.int32),
-        context_lens=np.array([sequence.context_len for sequence in sequences], np.int32),
-        features=tuple(sequence.take_features() for sequence in sequences),
-        block_tables=tuple(sequence.block_table for sequence in sequences),
-        offer=offer,
-        feed_only=feed_only,
-    )
-
-
-def _prompt_rows(parts: Sequence[PrefillPart]) -> tuple[Rows, IntArray]:
-    """Packed rows of prompt parts, and the packed row that ends each part [P]."""
-    lengths = np.array([part.length for part in parts], np.int32)
-    cu_lens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    past = np.array([part.start for part in parts], np.int32)
-    ids = [token for part in parts for token in part.sequence.tokens[part.start : part.start + part.length]]
-    positions = np.concatenate([np.arange(part.start, part.start + part.length) for part in parts])
-    tables = tuple(part.sequence.block_table for part in parts)
-    rows = Rows(np.array(ids, np.int32), positions.astype(np.int32), past, cu_lens, tables, prompt=True)
-    return rows, cu_lens[1:] - 1

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from dcut_trt.engine import Engine
 from dcut_trt.errors import EngineUnavailable
+from dcut_trt.events import fault_event
 from dcut_trt.types import Request, StepEvent, Usage
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class EngineLoop:
         self._wake = threading.Event()
         self._closing = False
         self._open: set[str] = set()  # streams whose last event has not been handed out
+        self._undelivered: dict[str, StepEvent] = {}  # last events that could not be handed out
         # Between the check of the state and the queueing of a request the state must not change: a request queued
         # after the last look at the queue would never get an event.
         self._gate = threading.Lock()
@@ -128,6 +130,7 @@ class EngineLoop:
         except Exception:
             with self._gate:
                 self._open |= ended
+                self._undelivered = {event.request_id: event for event in events if event.final}
             raise
 
     def _rest(self) -> None:
@@ -142,13 +145,26 @@ class EngineLoop:
                 self._set_state(LoopState.FAILED)
             except Exception:  # the streams still have to be told
                 logger.exception("a listener of the loop's state failed")
-            lost = self._open.union(self.engine.scheduler.live_ids())
-        fault = EngineUnavailable("the engine failed; the log has the details")
-        for request_id in lost:
+            last_events = self._last_events(EngineUnavailable("the engine failed; the log has the details"))
+        for event in last_events:
             try:
-                self._publish([StepEvent(request_id, (), "", _NO_USAGE, error=fault)])
+                self._publish([event])
             except Exception:  # the others still have to be told
-                logger.exception("request_id=%r: its stream cannot be ended", request_id)
+                logger.exception("request_id=%r: its stream cannot be ended", event.request_id)
+
+    def _last_events(self, fault: EngineUnavailable) -> list[StepEvent]:
+        """One per open stream, with the usage and the times of its request as far as they are known."""
+        now = self.engine.clock()
+        known = {
+            request_id: StepEvent(request_id, (), "", event.usage, error=fault, times=event.times)
+            for request_id, event in self._undelivered.items()
+        }
+        known |= {
+            sequence.request.request_id: fault_event(sequence, fault, now) for sequence in self.engine.scheduler.live()
+        }
+        # A step that raised after it had taken a request out leaves its id alone.
+        unknown = [StepEvent(request_id, (), "", _NO_USAGE, error=fault) for request_id in self._open - known.keys()]
+        return [*known.values(), *unknown]
 
     def _set_state(self, state: LoopState) -> None:
         self.state = state

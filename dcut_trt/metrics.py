@@ -19,6 +19,17 @@ StepKind = Literal["decode", "prefill"]
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixLookups:
+    """Of the prompts that began in a step. queried: their tokens.  hits: those of them that the prefix cache held."""
+
+    queried: int = 0
+    hits: int = 0
+
+
+_NO_LOOKUPS = PrefixLookups()
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One step. rows: K computed by the target.  possible: B * (D + 1), or the rows of a prefill.
 
@@ -42,15 +53,26 @@ class StepRecord:
     network_ms: float
     step_ms: float
     accepted_each: tuple[int, ...] = ()
+    lookups: PrefixLookups = _NO_LOOKUPS
 
     @property
     def host_ms(self) -> float:
         return self.step_ms - self.network_ms
 
+    @property
+    def verified_share(self) -> float | None:
+        """The chosen ratio, or what a rule without ratios came to; None where no draft was verified."""
+        if self.ratio is None and self.kept:
+            return self.rows / self.possible
+        return self.ratio
+
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over all steps since the engine started. drafted = pruned + verified."""
+    """Sums over all steps since the engine started. drafted = pruned + verified.
+
+    prompt_tokens: prompt rows that were computed.  cached_prompt_tokens: those that the prefix cache held instead.
+    """
 
     steps: int = 0
     requests_finished: int = 0
@@ -59,6 +81,7 @@ class Totals:
     drafted: int = 0
     verified: int = 0
     accepted: int = 0
+    cached_prompt_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -99,8 +122,19 @@ class StepTrace:
         finally:
             self._stage_ms[name] = self._stage_ms.get(name, 0.0) + (self.clock() - begun) * 1e3
 
+    def so_far_ms(self, name: Literal["draft", "select", "verify"] | None) -> float:
+        """What a stage of the current step has taken, or the step itself."""
+        return (self.clock() - self._started) * 1e3 if name is None else self._stage_ms.get(name, 0.0)
+
     def finish(
-        self, kind: StepKind, commits: list[Commit], batch: int, rows: int, possible: int, ratio: float | None
+        self,
+        kind: StepKind,
+        commits: list[Commit],
+        batch: int,
+        rows: int,
+        possible: int,
+        ratio: float | None,
+        lookups: PrefixLookups = _NO_LOOKUPS,
     ) -> None:
         """Close the current step; every count derives from its commits."""
         record = StepRecord(
@@ -118,10 +152,12 @@ class StepTrace:
             network_ms=self.network_ms() - self._network_before,
             step_ms=(self.clock() - self._started) * 1e3,
             accepted_each=_accepted_each(commits) if kind == "decode" else (),
+            lookups=lookups,
         )
         self.records.append(record)
         self.totals.steps += 1
         self.totals.prompt_tokens += rows if kind == "prefill" else 0
+        self.totals.cached_prompt_tokens += lookups.hits
         self.totals.output_tokens += record.emitted
         self.totals.drafted += sum(commit.drafted for commit in commits)
         self.totals.verified += record.kept

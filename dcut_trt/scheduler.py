@@ -81,6 +81,11 @@ class Scheduler:
         with self._lock:
             return list(self._live)
 
+    def live(self) -> list[Sequence]:
+        """Of all that wait or run."""
+        with self._lock:
+            return list(self._live.values())
+
     def add(self, sequence: Sequence, now: float = 0.0) -> None:
         """Queue a sequence that is submitted now. Raises DuplicateRequest or QueueFull."""
         request_id = sequence.request.request_id

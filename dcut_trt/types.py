@@ -131,6 +131,51 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTraits:
+    """What the loaded networks allow a policy to ask for.
+
+    draft_length: D.  any_budget: the target runs any number K of rows; else only the buckets it was built for.
+    short_blocks: the drafter can draft the first d < D tokens of a block for less, and drafts the same tokens then.
+    """
+
+    draft_length: int
+    any_budget: bool = False
+    short_blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """What a policy may know of the requests of a step before they draft.
+
+    request_ids: [B].  context_lens: [B] rows in the target's cache.  pending_rows: [B] feature rows that the drafter
+    takes up when it drafts next.  temperatures: [B].  last_tokens: [B, 2] the last two tokens of each request so far,
+    the second being the block's anchor; None where nobody knows the words, as in a simulation.
+    """
+
+    request_ids: tuple[str, ...]
+    context_lens: IntArray
+    pending_rows: IntArray
+    temperatures: FloatArray
+    last_tokens: IntArray | None = None
+
+    @property
+    def batch(self) -> int:
+        return len(self.request_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """Who drafts in a step, and how far.
+
+    depth: tokens of each block, 1..D where the drafter allows short blocks; None is the whole block, 0 no drafting.
+    rows: [b] ascending places in the batch of those that draft; None is all.
+    """
+
+    depth: int | None = None
+    rows: IntArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DraftInput:
     """What the drafter needs for one block per request.
 
@@ -141,6 +186,7 @@ class DraftInput:
     block_tables: as in Rows.
     offer: what a backend that selects and packs on its device is to choose from; None when the policy selects.
     feed_only: the features are to be appended, and nobody reads the drafts.
+    depth: tokens to draft, 1..D; less than D only where the drafter allows short blocks. None is D.
     """
 
     anchors: IntArray
@@ -149,6 +195,7 @@ class DraftInput:
     block_tables: tuple[IntArray, ...]
     offer: Offer | None = None
     feed_only: bool = False
+    depth: int | None = None
 
 
 class Plan(Protocol):
@@ -183,11 +230,24 @@ class Draft:
     """tokens, confidence: [B, D]; confidence is the drafter's probability of the drafted token, in [0, 1].
 
     plan: set by a backend that has selected and packed already; tokens and confidence may be empty then.
+    margin: [B, D] by how much that probability exceeds the next best token's; None from a drafter that does not tell.
     """
 
     tokens: IntArray
     confidence: FloatArray
     plan: Plan | None = None
+    margin: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """keep: [b] drafts to verify of each request that drafted.  ratio: the fraction of positions aimed at, None without
+    one.  log_scores: [b, depth + 1] what the drafts were ranked by, None where nothing was ranked.
+    """
+
+    keep: IntArray
+    ratio: float | None
+    log_scores: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +335,29 @@ class Commit:
     accepted: int
     logprobs: tuple[TokenLogprob, ...] = ()
     matched: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a decoding step turned out to be, for the policy that chose it.
+
+    draft, selection: of the requests that drafted; None when none did, or when the device selected.
+    keep: [B] drafts verified.  accepted: [B] drafts accepted.  judged: [B] leading drafts of which it is known whether
+    they were accepted: one more than accepted after a rejection, fewer when the request ended or failed.
+    rows: K.  draft_ms, verify_ms, step_ms: milliseconds.
+    """
+
+    view: BatchView
+    intent: Intent
+    draft: Draft | None
+    selection: Selection | None
+    keep: IntArray
+    accepted: IntArray
+    judged: IntArray
+    rows: int
+    draft_ms: float
+    verify_ms: float
+    step_ms: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from dcut_trt.types import Draft, DraftInput, IntArray, Rows, Verified
+from dcut_trt.types import Draft, DraftInput, DraftTraits, IntArray, Rows, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Limits:
 
     max_batch: requests per step.  max_len: committed tokens per request.  draft_length: D.
     vocab_size: valid ids are 0 .. vocab_size - 1.  block_size, num_blocks: KV blocks, in tokens and in number.
-    feature_size: F, width of a target feature row.
+    feature_size: F, width of a target feature row.  any_budget, short_blocks: as in DraftTraits.
     """
 
     max_batch: int
@@ -24,6 +24,13 @@ class Limits:
     block_size: int
     num_blocks: int
     feature_size: int
+    any_budget: bool = False
+    short_blocks: bool = False
+
+    @property
+    def traits(self) -> DraftTraits:
+        """What a policy needs to know of this."""
+        return DraftTraits(self.draft_length, self.any_budget, self.short_blocks)
 
     @property
     def shares_blocks(self) -> bool:
@@ -58,7 +65,7 @@ class Drafter(Protocol):
         """As in Target."""
 
     def propose(self, drafts: DraftInput) -> Draft:
-        """Append the new context features, then draft D tokens for every request in one pass.
+        """Append the new context features, then draft D tokens, or drafts.depth, for every request in one pass.
 
         A backend that selects on its device follows drafts.offer and gives its plan along.
         """

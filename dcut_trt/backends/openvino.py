@@ -70,6 +70,8 @@ def plan_limits(manifest: Manifest, options: EngineOptions) -> Limits:
         block_size=BLOCK_SIZE,
         num_blocks=blocks,
         feature_size=manifest.feature_size,
+        any_budget=True,
+        short_blocks=manifest.drafter.causal,  # a block that is read both ways drafts other tokens when it is shorter
     )
 
 
@@ -121,6 +123,9 @@ class _Graph:
         begun = time.perf_counter()
         self._request.infer()
         self.network_ms += (time.perf_counter() - begun) * 1e3
+
+    def has_output(self, name: str) -> bool:
+        return name in self._outputs
 
     def output(self, name: str) -> NDArray[Any]:
         """A view that the next run overwrites."""
@@ -183,9 +188,10 @@ class OpenVinoDrafter:
         #  request b:                        ctx  ctx  anc  MSK  MSK      block_rows = [1, 2, 3, 6, 7, 8]
         """
         batch = len(drafts.anchors)
+        width = self._width if drafts.depth is None else drafts.depth + 1
         new_rows = [sum(map(len, pieces)) for pieces in drafts.features]  # [B]
-        layout = block_layout(tuple(new_rows), self._width)
-        block_ids = np.full((batch, self._width), self._mask, np.int32)
+        layout = block_layout(tuple(new_rows), width)
+        block_ids = np.full((batch, width), self._mask, np.int32)
         block_ids[:, 0] = drafts.anchors
         begins = layout.begins
         shift = np.repeat(drafts.context_lens - begins[:-1], np.diff(begins))  # [M], from merged row to position
@@ -200,16 +206,18 @@ class OpenVinoDrafter:
             **self._pages.inputs(drafts.context_lens, begins, drafts.block_tables),
         }
         if not self._causal:
-            inputs |= self._read_inputs(drafts, begins, np.array(new_rows, np.int32))
+            inputs |= self._read_inputs(drafts, begins, np.array(new_rows, np.int32), width)
         self._graph.run(inputs)
-        shape = (batch, self._width - 1)
-        return Draft(
-            self._graph.output("tokens").reshape(shape).copy(), self._graph.output("confidence").reshape(shape).copy()
-        )
+        shape = (batch, width - 1)
+        tokens, confidence = (self._graph.output(name).reshape(shape).copy() for name in ("tokens", "confidence"))
+        # A bundle that was built before there were margins drafts without them.
+        told = self._graph.has_output("margin")
+        return Draft(tokens, confidence, margin=self._graph.output("margin").reshape(shape).copy() if told else None)
 
-    def _read_inputs(self, drafts: DraftInput, begins: IntArray, new_rows: IntArray) -> dict[str, NDArray[Any]]:
+    def _read_inputs(
+        self, drafts: DraftInput, begins: IntArray, new_rows: IntArray, width: int
+    ) -> dict[str, NDArray[Any]]:
         """Every block row reads as a subsequence of one token, which stands at the last position of its block."""
-        width = self._width
         last_position = np.repeat(drafts.context_lens + new_rows + width - 1, width)  # [N]
         tables = tuple(table for table in drafts.block_tables for _ in range(width))
         begins_each = np.arange(len(last_position) + 1, dtype=np.int32)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from dcut_trt.backends.base import Limits
 from dcut_trt.engine import Engine
 from dcut_trt.manifest import TokenizerSpec
-from dcut_trt.spec.policies import Policy, make_policy
+from dcut_trt.spec.policies import make_policy
+from dcut_trt.spec.policy import Policy
 from dcut_trt.tokenizer import Tokenizer
 from dcut_trt.types import Draft, DraftInput, FloatArray, IntArray, Rows, Verified
 
@@ -91,6 +92,8 @@ class ScriptedTarget:
         features = np.stack((rows.token_ids, rows.positions), axis=1).astype(np.float32)  # [K, 2]
         self._handed_out = features
         heads = states[head_rows]
+        # As in a network: what makes all logits of a row NaN is NaN in its hidden states already.
+        features[head_rows[np.isnan(self._script.logits[heads]).all(axis=1)]] = np.nan
         return Verified(self._script.argmax[heads], features, self._script.logits[heads[logit_rows]])
 
     def close(self) -> None:
@@ -109,7 +112,7 @@ class ScriptedDrafter:
         self._generator = np.random.default_rng(seed)
 
     def propose(self, drafts: DraftInput) -> Draft:
-        batch, length = len(drafts.anchors), self._limits.draft_length
+        batch, length = len(drafts.anchors), self._limits.draft_length if drafts.depth is None else drafts.depth
         tokens = np.zeros((batch, length), np.int32)
         right = self._generator.random((batch, length)) < self._accuracy
         noise = self._generator.random((batch, length))
@@ -175,9 +178,11 @@ def scripted_engine(  # noqa: PLR0913 - knobs of a test double
         block_size=block_size,
         num_blocks=num_blocks or max_batch * blocks_each,
         feature_size=2,
+        any_budget=True,
+        short_blocks=True,
     )
     script = script or Script(limits.vocab_size, 256, mean_length, seed)
-    chosen = make_policy(policy, None) if isinstance(policy, str) else policy
+    chosen = make_policy(policy, None, limits.traits) if isinstance(policy, str) else policy
     return Engine(
         ScriptedTarget(script, limits, delay_s),
         ScriptedDrafter(script, limits, accuracy, seed + 1),

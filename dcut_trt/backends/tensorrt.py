@@ -139,12 +139,21 @@ def _check_options(options: EngineOptions, manifest: Manifest) -> None:
     if options.threads is not None:
         raise UnsupportedOption(f"threads={options.threads}: not with --backend {manifest.backend}, which has none")
     policy, ratios = options.policy, manifest.ratios
-    kind, _, number = policy.partition(":")
-    wanted = {"dflash": 1.0, "ratio": float(number or 0)}.get(kind, 0.0)
+    wanted = _largest_ratio(policy, manifest.draft_length + 1)
     if wanted > max(ratios):
         raise UnsupportedOption(
             f"policy={policy!r}: the plans verify up to a ratio of {max(ratios):g}; build with --ratios .., {wanted:g}"
         )
+
+
+def _largest_ratio(policy: str, block: int) -> float:
+    """The largest share of B * (D + 1) = B * `block` rows that a policy may verify; 0 when it keeps to the plans'."""
+    kind, _, number = policy.partition(":")
+    if kind in ("plain", "dcut", "dcut-vllm", "auto"):
+        return 0.0
+    if kind == "ratio":
+        return float(number)
+    return min(int(number) + 1, block) / block if kind == "depth" else 1.0
 
 
 def _check_fits(bundle: Path, manifest: Manifest, runtime: TensorRt) -> None:

@@ -30,7 +30,10 @@ class Piece:
 
 
 class TensorRtTarget:
-    """The target behind the Target protocol."""
+    """The target behind the Target protocol.
+
+    Features stay on the device, so hidden states that are NaN are noticed only where a request needs logits.
+    """
 
     def __init__(self, plan: Plan, memory: Memory, limits: Limits, prefill_chunk: int) -> None:
         """prefill_chunk: rows of the longest prefill that the plan takes."""

@@ -1,154 +1,88 @@
-"""Rules that decide, each step, whether to draft and how many drafts of each request to verify."""
+"""The rules by name."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
 
 from dcut_trt.errors import UnsupportedOption
+from dcut_trt.spec.auto import PART_NAMES, make_auto, names_parts
+from dcut_trt.spec.baselines import DCutVllm, DSpark, SmartSpec, Tetris, Threshold, ToDepth
 from dcut_trt.spec.cost_table import CostTable
-from dcut_trt.spec.packing import budget
-from dcut_trt.spec.selector import choose_ratio, keep_depths, prefix_log_scores, rank
-from dcut_trt.types import FloatArray, IntArray, Offer
+from dcut_trt.spec.policy import Policy
+from dcut_trt.spec.rules import DCut, FixedDepth, FixedRatio, Plain
+from dcut_trt.types import DraftTraits
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """keep: [B] drafts to verify per request.  ratio: the fraction of positions aimed at, None without one."""
+class _Kind:
+    """make: from the text after the colon, the cost table and what the networks allow.  takes: what that text must be,
+    "" where there is none.  bare: it may be left out, too.
+    """
 
-    keep: IntArray
-    ratio: float | None
-
-
-class Policy(Protocol):
-    """drafts: False when the rule never drafts, so that no features need be kept for the drafter."""
-
-    name: str
-    drafts: bool
-
-    def drafts_at(self, batch: int) -> bool:
-        """Whether to draft in a step of this many requests."""
-
-    def select(self, confidence: FloatArray) -> Selection:
-        """Keep depths for drafts of this confidence [B, D]."""
-
-    def offer(self, batch: int) -> Offer | None:
-        """The same rule as ratios and costs, for a device that selects by itself; None when it cannot be put so."""
+    make: Callable[[str, CostTable | None, DraftTraits], Policy]
+    takes: str = ""
+    accepts: Callable[[str], bool] = lambda text: not text
+    needs_table: bool = False
+    bare: bool = False
 
 
-class Plain:
-    """No speculation: one token per request and step."""
-
-    name = "plain"
-    drafts = False
-
-    def drafts_at(self, batch: int) -> bool:
+def _share(text: str) -> bool:
+    try:
+        return 0 < float(text) <= 1
+    except ValueError:
         return False
 
-    def select(self, confidence: FloatArray) -> Selection:
-        return Selection(np.zeros(len(confidence), np.int32), None)
 
-    def offer(self, batch: int) -> Offer | None:
-        return None
+def _inner_share(text: str) -> bool:
+    return _share(text) and float(text) < 1
 
 
-class FixedDepth:
-    """Verify every draft, as DFlash does."""
-
-    name = "dflash"
-    drafts = True
-
-    def drafts_at(self, batch: int) -> bool:
-        return True
-
-    def select(self, confidence: FloatArray) -> Selection:
-        batch, length = confidence.shape
-        return Selection(np.full(batch, length, np.int32), 1.0)
-
-    def offer(self, batch: int) -> Offer:
-        return Offer((1.0,), np.ones(1))
+def _count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and int(text) >= 1
 
 
-class FixedRatio:
-    """Keep the best K_rho(B) positions at one ratio, whatever they cost."""
+_KINDS: dict[str, _Kind] = {
+    "plain": _Kind(lambda text, table, traits: Plain()),
+    "dflash": _Kind(lambda text, table, traits: FixedDepth()),
+    "ratio": _Kind(lambda text, table, traits: FixedRatio(float(text)), "R (0 < R <= 1)", _share),
+    "dcut": _Kind(lambda text, table, traits: DCut(_given(table)), needs_table=True),
+    "dcut-vllm": _Kind(lambda text, table, traits: DCutVllm(_given(table)), needs_table=True),
+    "tetris": _Kind(lambda text, table, traits: Tetris(int(text), traits), "C (C >= 1)", _count),
+    "dspark": _Kind(lambda text, table, traits: DSpark(_given(table)), needs_table=True),
+    "smartspec": _Kind(lambda text, table, traits: SmartSpec(_given(table), traits), needs_table=True),
+    "threshold": _Kind(lambda text, table, traits: Threshold(float(text)), "T (0 < T < 1)", _inner_share),
+    "depth": _Kind(lambda text, table, traits: ToDepth(int(text), traits), "N (N >= 1)", _count),
+    "auto": _Kind(make_auto, f"-PART-... (without {', '.join(PART_NAMES)})", names_parts, bare=True),
+}
 
-    drafts = True
-
-    def __init__(self, ratio: float) -> None:
-        self.name = f"ratio:{ratio:g}"
-        self.ratio = ratio
-
-    def drafts_at(self, batch: int) -> bool:
-        return True
-
-    def select(self, confidence: FloatArray) -> Selection:
-        batch, length = confidence.shape
-        ranked = rank(prefix_log_scores(confidence))
-        return Selection(keep_depths(ranked, budget(self.ratio, batch, length + 1), batch), self.ratio)
-
-    def offer(self, batch: int) -> Offer:
-        return Offer((self.ratio,), np.ones(1))
+POLICY_NAMES = ", ".join(
+    f"{name}, " * kind.bare + f"{name}:{kind.takes}" if kind.takes else name for name, kind in _KINDS.items()
+)
 
 
-class DCut:
-    """The paper's rule: the ratio with the most expected tokens per profiled millisecond (arXiv 2607.14647)."""
-
-    name = "dcut"
-    drafts = True
-
-    def __init__(self, table: CostTable) -> None:
-        self.table = table
-        self._offers: dict[int, Offer] = {}
-
-    def drafts_at(self, batch: int) -> bool:
-        return True
-
-    def select(self, confidence: FloatArray) -> Selection:
-        batch, length = confidence.shape
-        log_scores = prefix_log_scores(confidence)
-        ranked = rank(log_scores)
-        offer = self.offer(batch)
-        ratio = offer.ratios[choose_ratio(log_scores, ranked, offer.ratios, offer.cost_ms)]
-        return Selection(keep_depths(ranked, budget(ratio, batch, length + 1), batch), ratio)
-
-    def offer(self, batch: int) -> Offer:
-        if batch not in self._offers:
-            # Differences within a flat table are noise; equal costs let the most tokens win: every draft is verified.
-            cost_ms = np.ones(len(self.table.ratios)) if self.table.flat else self.table.row(batch)
-            self._offers[batch] = Offer(self.table.ratios, cost_ms)
-        return self._offers[batch]
-
-
-POLICY_NAMES = "plain, dflash, ratio:R (0 < R <= 1), dcut"
+_UNKNOWN = DraftTraits(0)  # whole blocks in buckets, as any networks run
 
 
 def check_policy_name(name: str) -> None:
     """Raises UnsupportedOption naming what is offered, before any engine is loaded."""
-    if name in ("plain", "dflash", "dcut"):
-        return
-    kind, _, number = name.partition(":")
-    try:
-        if kind == "ratio" and 0 < float(number) <= 1:
-            return
-    except ValueError:
-        pass
-    raise UnsupportedOption(f"policy={name!r}: must be one of {POLICY_NAMES}")
+    kind, colon, text = name.partition(":")
+    if kind not in _KINDS or not _KINDS[kind].accepts(text) or (colon and not text):
+        raise UnsupportedOption(f"policy={name!r}: must be one of {POLICY_NAMES}")
 
 
-def make_policy(name: str, table: CostTable | None) -> Policy:
-    """The policy of this name.
+def make_policy(name: str, table: CostTable | None, traits: DraftTraits = _UNKNOWN) -> Policy:
+    """The policy of this name, for networks of these traits.
 
-    Raises UnsupportedOption for an unknown name, and for dcut without a cost table.
+    Raises UnsupportedOption for an unknown name, and for a rule that reads costs when there is no cost table.
     """
     check_policy_name(name)
-    if name == "plain":
-        return Plain()
-    if name == "dflash":
-        return FixedDepth()
-    if name == "dcut":
-        if table is None:
-            raise UnsupportedOption("policy='dcut': needs a cost table, and none was measured or loaded")
-        return DCut(table)
-    return FixedRatio(float(name.partition(":")[2]))
+    kind, _, text = name.partition(":")
+    if _KINDS[kind].needs_table and table is None:
+        raise UnsupportedOption(f"policy={name!r}: needs a cost table, and none was measured or loaded")
+    return _KINDS[kind].make(text, table, traits)
+
+
+def _given(table: CostTable | None) -> CostTable:
+    assert table is not None, "make_policy() has looked"
+    return table

@@ -4,55 +4,90 @@ from __future__ import annotations
 
 import logging
 import platform
-import secrets
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
-from dcut_trt.admission import blocks_needed
 from dcut_trt.engine import Engine
 from dcut_trt.errors import CostTableError
-from dcut_trt.spec.cost_table import CostTable, load_cost_table, save_cost_table
-from dcut_trt.spec.packing import captured_batches
-from dcut_trt.spec.policies import FixedRatio, Plain, Policy
-from dcut_trt.types import Request
+from dcut_trt.spec.cost_table import ContextCost, CostTable, load_cost_table, save_cost_table
+from dcut_trt.spec.policy import Steady
+from dcut_trt.spec.rules import FixedRatio
+from dcut_trt.spec.sweep import Bypass, Progress, Series, Sweep, Turn, batches_that_fit, most_that_fit, request_shape
+from dcut_trt.types import BatchView, Draft, Intent, Offer, Selection
 
 logger = logging.getLogger(__name__)
 
-PROMPT_LENGTH = 96  # a context of this length stands behind the measured steps
 ROUNDS = 3  # in each, every ratio runs a few steps in a row
-STEPS_PER_ROUND = 3  # the first of them is not counted: a step whose K differs from the last one's costs more
+STEPS, SHORT_STEPS = 3, 2  # of a ratio, and of a short block; the first of them is set apart
+SHORT_DEPTHS = (1, 2, 4)
+LONG_CONTEXT = 512  # rows per request; what context costs is measured between this and that of the other steps
+LONG_BATCH = 4  # no larger one: its long prompts must be computed first
 
-Progress = Callable[[int, int], None]
+
+class _ShortBlock(Steady):
+    """Draft the first tokens of a block, and verify none of them."""
+
+    name = "short block"
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+
+    def intend(self, view: BatchView) -> Intent:
+        return Intent(self.depth)
+
+    def select(self, draft: Draft, view: BatchView) -> Selection:
+        return Selection(np.zeros(len(draft.tokens), np.int32), None)
+
+    def offer(self, batch: int) -> Offer | None:
+        return None
 
 
-class _Bypass(Plain):
-    """Plain steps that keep the drafter's context fed, so that drafting steps can follow."""
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What one batch size took. ratios: [R].  short: by depth, empty where blocks are whole.  long: the cheapest ratio,
+    the dearest and plain decoding in a long context, empty where that was not measured."""
 
-    name = "bypass"
-    drafts = True
+    ratios: list[Series]
+    plain: Series
+    short: list[Series]
+    long: list[Series]
 
 
 def profile(
     engine: Engine, ratios: tuple[float, ...], fingerprint: str, progress: Progress = lambda done, total: None
 ) -> CostTable:
-    """Time whole engine steps for every captured batch size and ratio, and for plain decoding.
+    """Time whole engine steps for every captured batch size and ratio, for plain decoding, for short blocks where the
+    drafter allows them, and for a long context at one batch size.
 
     Ratios take turns, so that a noisy moment hits all alike. The engine must be idle; it is idle after.
     """
-    measured = _sweep(engine, ratios, ROUNDS, STEPS_PER_ROUND, progress)
-    medians = np.array([[median(series) for series in row] for row in measured.values()])
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    table = CostTable(tuple(measured), ratios, medians[:, :-1], medians[:, -1], fingerprint, now)
+    measured = _measure(engine, ratios, ROUNDS, progress)
+    depths = _depths(engine)
+    rows = measured.values()
+    table = CostTable(
+        batches=tuple(measured),
+        ratios=ratios,
+        cost_ms=np.array([[series.step_ms for series in row.ratios] for row in rows]),
+        plain_ms=np.array([row.plain.step_ms for row in rows]),
+        fingerprint=fingerprint,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        depths=depths,
+        draft_ms=None if depths is None else np.array([_draft_ms(row) for row in rows]),
+        context_ms=next((_context_cost(batch, row) for batch, row in measured.items() if row.long), None),
+        context_rows=fmean(series.context for row in rows for series in (*row.ratios, row.plain)),
+        switch_ms=_switch_ms(rows),
+    )
     return table.with_state("flat") if table.flat else table
 
 
 def warm_up(engine: Engine, ratios: tuple[float, ...], progress: Progress = lambda done, total: None) -> None:
     """Run every captured shape once, so that no request pays for the compilation of its kernels."""
-    _sweep(engine, ratios, 1, 1, progress)
+    _measure(engine, ratios, 0, progress)
 
 
 def obtain_cost_table(
@@ -75,7 +110,7 @@ def obtain_cost_table(
     else:
         warm_up(engine, ratios, progress)
     if table is None:
-        logger.warning("cost table: none, and measuring is off; dcut cannot choose")
+        logger.warning("cost table: none, and measuring is off; rules that need one cannot choose")
     else:
         _warn_if_flat(table)
     return table
@@ -130,80 +165,75 @@ def _load(path: Path, ratios: tuple[float, ...], fingerprint: str) -> CostTable 
     return table
 
 
-def _sweep(
-    engine: Engine, ratios: tuple[float, ...], rounds: int, steps: int, progress: Progress
-) -> dict[int, list[list[float]]]:
-    """Step milliseconds per captured batch size: one series per ratio, and one without drafting.
-
-    Each round adds what follows the first of its `steps`.
-    """
-    policies: list[Policy] = [*(FixedRatio(ratio) for ratio in ratios), _Bypass()]
-    length, output = _request_shape(engine, rounds * steps * len(policies))
-    batches = _batches_that_fit(engine, length, output)
-    served, engine.policy = engine.policy, policies[0]
-    sharing = engine.scheduler.sharing
-    cached, sharing.enabled = sharing.enabled, False  # or the prompts, which are equal, would not be computed
-    measured: dict[int, list[list[float]]] = {}
-    try:
+def _measure(engine: Engine, ratios: tuple[float, ...], rounds: int, progress: Progress) -> dict[int, _Row]:
+    """By captured batch size; 0 rounds runs every shape once and keeps nothing apart."""
+    steps, short_steps = (STEPS, SHORT_STEPS) if rounds else (1, 1)
+    plain = Turn(Bypass(), steps, verifies=False)
+    drafting = [Turn(FixedRatio(ratio), steps) for ratio in ratios]
+    short = [Turn(_ShortBlock(depth), short_steps, verifies=False) for depth in (_depths(engine) or ())[:-1]]
+    turns = [*drafting, plain, *short]
+    shape = request_shape(engine, engine.limits.max_batch, turns, max(rounds, 1))
+    batches = batches_that_fit(engine, shape)
+    extremes = [drafting[int(np.argmin(ratios))], drafting[int(np.argmax(ratios))], plain]
+    long_shape = request_shape(engine, LONG_BATCH, extremes, rounds, LONG_CONTEXT)
+    long_batch = _long_batch(engine, batches, long_shape) if rounds else None
+    measured: dict[int, _Row] = {}
+    with Sweep(engine) as sweep:
         for done, batch in enumerate(batches):
             progress(done, len(batches))
-            measured[batch] = [[] for _ in policies]
-            for policy, series in list(zip(policies, measured[batch], strict=True)) * rounds:
-                for step in range(steps):
-                    engine.policy = policies[-1]  # while a batch is filled nobody may run ahead and end
-                    _fill(engine, batch, length, output)
-                    engine.policy = policy
-                    engine.step()
-                    if step > 0:
-                        series.append(engine.trace.records[-1].step_ms)
-            _empty(engine)
-    finally:
-        _empty(engine)
-        engine.policy, sharing.enabled = served, cached
-        engine.trace.reset()
+            row = sweep.run(batch, turns, max(rounds, 1), shape)
+            long = sweep.run(batch, extremes, rounds, long_shape) if batch == long_batch else []
+            measured[batch] = _Row(row[: len(ratios)], row[len(ratios)], row[len(ratios) + 1 :], long)
     progress(len(batches), len(batches))
     return measured
 
 
-def _fill(engine: Engine, batch: int, length: int, output: int) -> None:
-    """Bring synthetic requests to decoding until `batch` of them are there."""
-    while True:
-        for _ in range(batch - len(engine.scheduler.live_ids())):
-            ids = np.random.default_rng(engine.trace.totals.steps).integers(0, engine.limits.vocab_size, length)
-            engine.submit(Request(f"profile-{secrets.token_hex(8)}", tuple(ids.tolist()), output, ignore_eos=True))
-        running = engine.scheduler.running
-        if len(running) == batch and all(sequence.output_length > 0 for sequence in running):
-            return
-        engine.step()
+def _depths(engine: Engine) -> tuple[int, ...] | None:
+    """Block depths whose pass is timed; None on a device, whose passes end after the call does."""
+    length, limits = engine.limits.draft_length, engine.limits
+    if limits.short_blocks:
+        return (*(depth for depth in SHORT_DEPTHS if depth < length), length)
+    return (length,) if limits.any_budget else None
 
 
-def _empty(engine: Engine) -> None:
-    for request_id in engine.scheduler.live_ids():
-        engine.cancel(request_id)
-    engine.step()
+def _long_batch(engine: Engine, batches: tuple[int, ...], shape: tuple[int, int]) -> int | None:
+    """The batch size to measure a long context at; None where no request can be long enough."""
+    if shape[0] < LONG_CONTEXT:
+        return None
+    most = min(most_that_fit(engine, shape), LONG_BATCH)
+    return max((batch for batch in batches if batch <= most), default=None)
 
 
-def _request_shape(engine: Engine, steps: int) -> tuple[int, int]:
-    """Prompt and output tokens of a synthetic request; the output outlasts the steps where max_len allows."""
-    limits = engine.limits
-    fill_steps = _chunks(engine, limits.max_batch, PROMPT_LENGTH)
-    output = min(limits.max_len - 1, steps * (limits.draft_length + 1) + fill_steps)
-    return max(1, min(PROMPT_LENGTH, limits.max_len - output)), output
+def _draft_ms(row: _Row) -> list[float]:
+    """[depths] of the drafter's pass; the whole block is timed in the steps of all ratios."""
+    whole = [record.draft_ms for series in row.ratios for record in series.later]
+    return [*(median(record.draft_ms for record in series.later) for series in row.short), median(whole)]
 
 
-def _batches_that_fit(engine: Engine, length: int, output: int) -> tuple[int, ...]:
-    limits = engine.limits
-    most = limits.num_blocks // blocks_needed(Request("profile", (0,) * length, output), limits)
-    captured = captured_batches(limits.max_batch)
-    fit = tuple(batch for batch in captured if batch <= most and _chunks(engine, batch, length) < output)
-    if fit[-1] < limits.max_batch:
-        logger.warning("cost table: at most %d synthetic requests fit; larger batches are not measured", fit[-1])
-    return fit
+def _context_cost(batch: int, row: _Row) -> ContextCost:
+    """Slopes between the profiled context and the long one; noise may make none of them negative."""
+    cheapest, dearest, plain = row.long
+    shorts = [_of_rows(row.ratios, series) for series in (cheapest, dearest)]
+    low, high = (_slope(short, long) for short, long in zip(shorts, (cheapest, dearest), strict=True))
+    few, many = cheapest.rows, dearest.rows
+    per_row = max(0.0, (high - low) / (many - few)) if many > few else 0.0
+    per_request = max(0.0, (low + high) / 2 - per_row * (few + many) / 2) / batch
+    return ContextCost(plain=max(0.0, _slope(row.plain, plain)) / batch, request=per_request, row=per_row)
 
 
-def _chunks(engine: Engine, batch: int, length: int) -> int:
-    """Prefill steps of a batch; between any two of them, whoever is complete already decodes once."""
-    return -(-batch * length // engine.scheduler.busy_prefill_chunk)
+def _of_rows(candidates: Sequence[Series], like: Series) -> Series:
+    return next(series for series in candidates if series.rows == like.rows)
+
+
+def _slope(short: Series, long: Series) -> float:
+    """Milliseconds per 1,000 rows of context per request."""
+    return (long.step_ms - short.step_ms) * 1000 / (long.context - short.context)
+
+
+def _switch_ms(rows: Iterable[_Row]) -> float:
+    """Of the first steps after another ratio's; those of the first round may have compiled a kernel."""
+    changed = [(series, record) for row in rows for series in row.ratios[1:] for record in series.first[1:]]
+    return max(0.0, median(record.step_ms - series.step_ms for series, record in changed)) if changed else 0.0
 
 
 def _processor() -> str:

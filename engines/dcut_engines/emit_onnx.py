@@ -171,6 +171,9 @@ class WindowOps:
         total = self.graph.node("ReduceSum", [self.graph.node("Exp", [below]), axis], keepdims=0)
         return self.graph.node("Reciprocal", [total])
 
+    def margin(self, logits: str, peak: str, probability: str) -> None:
+        return None
+
     def as_f32(self, value: str) -> str:
         return value if self.graph.precision == "fp32" else self._cast(value, "fp32")
 

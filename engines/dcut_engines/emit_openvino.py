@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,10 @@ def emit_drafter(
         draft_rows=graph.rows("draft_rows"),
         draft_vocab=None if draft_vocab is None else constant(draft_vocab.astype(np.int32)),
     )
-    return graph.save({"tokens": outputs.tokens, "confidence": outputs.confidence}, path)
+    named = {"tokens": outputs.tokens, "confidence": outputs.confidence}
+    if outputs.margin is not None:
+        named["margin"] = outputs.margin
+    return graph.save(named, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ class PagedGraph:
         self.parameters: dict[str, Output] = {}
         self.constants: dict[str, Output] = {}
         self.angles: dict[Output, list[Output]] = {}
+        self.grouped: dict[Output, tuple[Output, Output]] = {}
         tables = rope_tables(config.rope, config.head_dim, max_positions)
         self.rope_tables = [constant(np.concatenate([table, table], axis=1)) for table in tables]
         self.pages = self.page_table()
@@ -240,20 +245,36 @@ class PagedGraph:
 
     def argmax(self, logits: Output) -> tuple[Output, Output]:
         """The best group, then the best in it: five times faster than OpenVINO's TopK over a whole vocabulary."""
-        vocab = logits.get_partial_shape()[1].get_length()
-        size = math.gcd(vocab, 256)
-        groups = reshape(logits, [0, vocab // size, size])
-        peaks = op.reduce_max(groups, constant(np.int32(2)), False)  # [rows, groups]
-        peak, group = op.topk(peaks, constant(np.int32(1)), 1, "max", "value", "i32").outputs()  # each [rows, 1]
-        within = op.squeeze(op.gather(groups, group, constant(np.int32(1)), 1), constant(np.int32(1)))  # [rows, size]
-        offset = op.topk(within, constant(np.int32(1)), 1, "max", "value", "i32").output(1)
+        groups, peaks = self.groups(logits)
+        size = groups.get_partial_shape()[2].get_length()
+        peak, group = best(peaks, 1)
+        _, offset = best(group_rows(groups, group), 1)
         token = op.add(op.multiply(group, constant(np.int32(size))), offset)
         return reshape(token, [-1]), reshape(peak, [-1])
+
+    def groups(self, logits: Output) -> tuple[Output, Output]:
+        """The logits as [rows, groups, size], and the largest of each group [rows, groups]."""
+        if logits not in self.grouped:
+            vocab = logits.get_partial_shape()[1].get_length()
+            size = math.gcd(vocab, 256)
+            groups = reshape(logits, [0, vocab // size, size])
+            self.grouped[logits] = groups, op.reduce_max(groups, constant(np.int32(2)), False).output(0)
+        return self.grouped[logits]
 
     def peak_probability(self, logits: Output, peak: Output) -> Output:
         last = constant(np.array([1], np.int32))
         below = op.subtract(logits, op.unsqueeze(peak, last))
         return op.divide(constant(np.float32(1)), op.reduce_sum(op.exp(below), last, False)).output(0)
+
+    def margin(self, logits: Output, peak: Output, probability: Output) -> Output:
+        """The next logit is the second of the best group, or the best of another."""
+        groups, peaks = self.groups(logits)
+        best_peaks, best_groups = best(peaks, 2)
+        within, _ = best(group_rows(groups, column(best_groups, 0)), 2)
+        others = [column(values, 1) for values in (best_peaks, within) if values.get_partial_shape()[1] == 2]
+        second = reshape(functools.reduce(lambda left, right: op.maximum(left, right).output(0), others), [-1])
+        ratio = op.exp(op.subtract(second, peak))
+        return op.multiply(probability, op.subtract(constant(np.float32(1)), ratio)).output(0)
 
 
 class BlockGraph(PagedGraph):
@@ -284,6 +305,24 @@ class BlockGraph(PagedGraph):
 
 def constant(values: NDArray[np.generic] | np.generic) -> Output:
     return op.constant(values).output(0)
+
+
+def best(rows: Output, count: int) -> tuple[Output, Output]:
+    """The largest `count` of each row, or all where there are fewer, and where they are: each [rows, count]."""
+    least = min(count, rows.get_partial_shape()[1].get_length())
+    values, places = op.topk(rows, constant(np.int32(least)), 1, "max", "value", "i32").outputs()
+    return values, places
+
+
+def column(rows: Output, index: int) -> Output:
+    """One column, [rows, 1]."""
+    return op.gather(rows, constant(np.array([index], np.int32)), constant(np.int32(1))).output(0)
+
+
+def group_rows(groups: Output, group: Output) -> Output:
+    """The one group of each row that `group` [rows, 1] names: [rows, size]."""
+    one = constant(np.int32(1))
+    return op.squeeze(op.gather(groups, group, one, 1), one).output(0)
 
 
 def to_f32(values: Output) -> Output:

@@ -83,15 +83,36 @@ def files_table(manifest: Manifest, faults: dict[str, str]) -> Table:
 
 
 def cost_rows_table(costs: CostTable) -> Table:
-    """Milliseconds per step, by batch size and ratio. Whether they are this machine's, the fingerprint tells."""
+    """Milliseconds per step, by batch size and ratio, and of the drafter's pass by block depth where that is known.
+
+    Whether they are this machine's, the fingerprint tells.
+    """
     title = f"cost table, ms per step, measured {costs.measured_at}"
-    columns = [f"{ratio:.0%}" for ratio in costs.ratios]
-    table = Table("batch", "plain", *columns, title=title, caption=escape(costs.fingerprint))
+    ratios, depths = [f"{ratio:.0%}" for ratio in costs.ratios], [f"draft {depth}" for depth in costs.depths or ()]
+    caption = "\n".join([costs.fingerprint, *_further_costs(costs)])
+    table = Table("batch", "plain", *ratios, *depths, title=title, caption=escape(caption))
     for column in table.columns:
         column.justify = "right"
-    for batch, plain, row in zip(costs.batches, costs.plain_ms, costs.cost_ms, strict=True):
-        table.add_row(str(batch), f"{plain:.2f}", *(f"{cost:.2f}" for cost in row))
+    for place, batch in enumerate(costs.batches):
+        plain = "not measured" if costs.plain_ms is None else f"{costs.plain_ms[place]:.2f}"
+        passes = () if costs.draft_ms is None else costs.draft_ms[place]
+        table.add_row(str(batch), plain, *(f"{cost:.2f}" for cost in (*costs.cost_ms[place], *passes)))
     return table
+
+
+def _further_costs(costs: CostTable) -> list[str]:
+    lines: list[str] = []
+    if costs.context_ms is not None:
+        plain, request, row = dataclasses.astuple(costs.context_ms)
+        lines.append(
+            f"1,000 more rows of context: {plain:.2f} ms per request of a plain step, "
+            f"{request:.2f} ms per request and {row:.2f} ms per row of a drafting step"
+        )
+    if costs.context_rows is not None:
+        lines.append(f"measured at {costs.context_rows:.0f} rows of context per request")
+    if costs.switch_ms is not None:
+        lines.append(f"a step with another number of rows than the last one: {costs.switch_ms:.2f} ms more")
+    return lines
 
 
 def _listed(values: tuple[float, ...] | tuple[int, ...]) -> str:

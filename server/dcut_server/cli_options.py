@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dcut_trt.config import EngineOptions
+from dcut_trt.spec.policies import POLICY_NAMES
 
 SAMPLING_FLAGS = (
     "temperature",
@@ -24,7 +25,7 @@ REQUEST_FLAGS = ("min_tokens", "logprobs")
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Flags for EngineOptions; unset ones keep its defaults."""
     defaults = EngineOptions()
-    parser.add_argument("--policy", default=defaults.policy, help="dcut, dflash, plain or ratio:R (default: dcut)")
+    parser.add_argument("--policy", default=defaults.policy, help=f"{POLICY_NAMES} (default: {defaults.policy})")
     parser.add_argument("--cost-table", type=Path, metavar="FILE", help="use this table instead of the bundle's own")
     parser.add_argument("--no-profile", action="store_true", help="never measure step costs")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the runtime (default: its choice)")

@@ -54,7 +54,7 @@ def open_engine(
         )
     else:
         table = adopt_cost_table(engine, options.cost_table, fingerprint, profiled)
-    engine.policy = make_policy(options.policy, table)
+    engine.policy = make_policy(options.policy, table, engine.limits.traits)
     engine.cost_table = table
     return engine
 

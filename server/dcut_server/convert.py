@@ -155,9 +155,10 @@ def cost_table_to_proto(table: CostTable | None) -> dcut_pb2.GetCostTableRespons
     """All rows of the table; without one, only the state "missing"."""
     if table is None:
         return dcut_pb2.GetCostTableResponse(state="missing")
+    plain_ms = [None] * len(table.batches) if table.plain_ms is None else table.plain_ms.tolist()
     rows = [
         dcut_pb2.CostRow(batch=batch, cost_ms=costs, plain_ms=plain)
-        for batch, costs, plain in zip(table.batches, table.cost_ms.tolist(), table.plain_ms.tolist(), strict=True)
+        for batch, costs, plain in zip(table.batches, table.cost_ms.tolist(), plain_ms, strict=True)
     ]
     return dcut_pb2.GetCostTableResponse(
         state=table.state,

@@ -94,7 +94,7 @@ async def _cost_table(client: DcutClient) -> CostTable:
         batches=tuple(row.batch for row in reply.rows),
         ratios=tuple(reply.ratios),
         cost_ms=np.array([row.cost_ms for row in reply.rows]),
-        plain_ms=np.array([row.plain_ms for row in reply.rows]),
+        plain_ms=np.array([row.plain_ms for row in reply.rows]) if all(row.plain_ms for row in reply.rows) else None,
         fingerprint=reply.fingerprint,
         measured_at=reply.measured_at,
         state=reply.state,
@@ -165,7 +165,7 @@ def _compare(console: Console) -> None:
     engine = open_engine(BUNDLE, EngineOptions(prefix_cache=False))  # all three run the same prompts
     try:
         requests = chat_requests(_prompts(COMPARED.requests_at(CLIENTS) * COMPARED.rounds), engine.tokenizer, COMPARED)
-        cells: list[Cell] = summarise(measure(engine, requests, COMPARED), greedy=True)
+        cells: list[Cell] = summarise(measure(engine, requests, COMPARED))
     finally:
         engine.close()
     console.print(throughput_table(cells, "the shipped prompts, at most 64 tokens each"))

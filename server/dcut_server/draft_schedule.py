@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dcut_trt.errors import UnsupportedOption
+from dcut_trt.errors import CostTableError, UnsupportedOption
 from dcut_trt.spec.cost_table import CostTable
 
 
@@ -76,7 +76,10 @@ def depth_costs(table: CostTable, row: int, draft_length: int) -> list[float]:
 
     Depth d is the ratio (d + 1) / (D + 1), between measured ratios on a straight line. Below the smallest the cost is
     that of the smallest, which no shallower step exceeds. Depth 0 does not draft at all.
+    Raises CostTableError when that was not measured.
     """
+    if table.plain_ms is None:
+        raise CostTableError("the cost table has no plain_ms, the cost of steps without drafting; measure it anew")
     ratios, costs = np.array(table.ratios), table.cost_ms[row]
     order = np.argsort(ratios)
     depths = [depth for depth in range(1, draft_length + 1) if (depth + 1) / (draft_length + 1) <= ratios.max() + 1e-9]

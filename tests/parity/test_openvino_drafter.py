@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 import pytest
 from dflash_reference import TinyDrafter, draft_block, tiny_drafter
 from graph_runner import DraftRows, PagedRunner, run_drafter
 
 from dcut_engines.emit_openvino import emit_drafter
 from dcut_engines.model_config import RopeConfig
+from dcut_trt.backends.base import Limits
+from dcut_trt.backends.openvino import OpenVinoDrafter, _Graph
+from dcut_trt.types import DraftInput
 
 TOLERANCE = 1e-4
 SUBSET = np.array([3, 60, 8, 5, 0, 41, 22, 17], np.int32)  # in no order: a logit's index is not its token id
@@ -40,6 +44,7 @@ def test_drafts_equal_the_reference(
         anchors = [7 * step + request for request in range(3)]
         rows = [DraftRows(i, past[i], features[i][past[i] : ends[i]], anchors[i]) for i in range(3)]
         tokens, confidence = run_drafter(runner, drafter.config, rows)
+        margin = runner.request.get_tensor("margin").data.reshape(tokens.shape)
         for i in range(3):
             context = features[i][: ends[i]]
             expected = draft_block(
@@ -47,6 +52,7 @@ def test_drafts_equal_the_reference(
             )
             np.testing.assert_array_equal(tokens[i], expected.tokens)
             np.testing.assert_allclose(confidence[i], expected.confidence, atol=TOLERANCE)
+            np.testing.assert_allclose(margin[i], margin_of(expected.logits), atol=TOLERANCE)
         past = ends
 
 
@@ -69,6 +75,53 @@ def test_bf16_confidence_follows_fp32(tmp_path: Path) -> None:
     )
     expected = draft_block(features, 9, drafter.config, drafter.weights, drafter.embedding, drafter.head)
     np.testing.assert_allclose(confidence[0], expected.confidence, atol=0.1)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_backend_tells_the_margin_where_the_graph_has_it(older: bool, tmp_path: Path) -> None:
+    drafter = tiny_drafter(causal=True)
+    path, config = emitted(drafter, None, tmp_path), drafter.config
+    if older:
+        core = ov.Core()
+        core.get_versions("CPU")
+        model = core.read_model(path)
+        model.remove_result(model.output("margin").get_node())
+        path = tmp_path / "older.xml"
+        ov.save_model(model, path, compress_to_fp16=False)
+    features, tables = drafter.random_features(9, seed=1), (np.arange(2, dtype=np.int32),)
+    draft = load_drafter(path, drafter).propose(
+        DraftInput(np.array([5], np.int32), np.zeros(1, np.int32), ((features,),), tables)
+    )
+    expected = draft_block(features, 5, config, drafter.weights, drafter.embedding, drafter.head)
+    np.testing.assert_array_equal(draft.tokens[0], expected.tokens)
+    if older:
+        assert draft.margin is None
+    else:
+        np.testing.assert_allclose(draft.margin[0], margin_of(expected.logits), atol=TOLERANCE)
+
+
+def load_drafter(path: Path, drafter: TinyDrafter) -> OpenVinoDrafter:
+    core = ov.Core()
+    core.get_versions("CPU")
+    graph = _Graph(core, path, {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"})
+    graph.allocate_cache(drafter.config.layers, 2, ov.Type.f32)
+    limits = Limits(
+        max_batch=1,
+        max_len=64,
+        draft_length=drafter.config.draft_length,
+        vocab_size=len(drafter.embedding),
+        block_size=32,
+        num_blocks=2,
+        feature_size=drafter.weights["fc.weight"].shape[1],
+    )
+    return OpenVinoDrafter(graph, limits, drafter.config.mask_token_id, causal=True)
+
+
+def margin_of(logits: np.ndarray) -> np.ndarray:
+    """By how much the best token's probability exceeds the next one's, over the last axis."""
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probability = np.sort(weights / weights.sum(axis=-1, keepdims=True), axis=-1)
+    return probability[..., -1] - probability[..., -2]
 
 
 def emitted(drafter: TinyDrafter, vocab: np.ndarray | None, folder: Path) -> Path:

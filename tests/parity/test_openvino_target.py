@@ -138,6 +138,23 @@ def test_argmax_is_the_first_of_equals(vocab: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(outputs["peak"], logits.max(-1))
 
 
+@pytest.mark.parametrize("vocab", [97, 128, 512, 768])
+def test_margin_is_to_the_second_best(vocab: int, tmp_path: Path) -> None:
+    """97: one logit in each group; 128: one group. Equal logits leave no margin."""
+    graph = PagedGraph(tiny_llama().config, {}, "fp32", 1)
+    logits = graph.parameter("logits", [-1, vocab], ov.Type.f32)
+    _, peak = graph.argmax(logits)
+    graph.save({"margin": graph.margin(logits, peak, graph.peak_probability(logits, peak))}, tmp_path / "margin.xml")
+    values = np.random.default_rng(0).normal(0, 4, size=(60, vocab)).astype(np.float32)
+    values[:10] = values[:10].round()
+    values[::2, 1] = values[::2].max(axis=1) + 0.5  # beside its second in many rows, far from it in others
+    values[::4, 0] = values[::4].max(axis=1) - 0.25
+    margin = PagedRunner(tmp_path / "margin.xml").run({"logits": values})["margin"]
+    probability = np.exp(values - values.max(axis=1, keepdims=True))
+    best = np.sort(probability / probability.sum(axis=1, keepdims=True), axis=1)
+    np.testing.assert_allclose(margin, best[:, -1] - best[:, -2], atol=1e-6)
+
+
 def test_bf16_follows_fp32(tmp_path: Path) -> None:
     """Half the file, and the same model up to bf16's rounding (8 bits) through three layers."""
     target = tiny_qwen3()

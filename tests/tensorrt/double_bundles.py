@@ -34,7 +34,8 @@ from dcut_trt.backends.tensorrt import TensorRt, load_tensorrt
 from dcut_trt.config import EngineOptions
 from dcut_trt.engine import Engine
 from dcut_trt.manifest import PlanSpec, ProfileSpec, read_manifest
-from dcut_trt.spec.policies import Policy, make_policy
+from dcut_trt.spec.policies import make_policy
+from dcut_trt.spec.policy import Policy
 from dcut_trt.tokenizer import Tokenizer
 
 VERSION, CAPABILITY = "11.4.0.106", "8.9"

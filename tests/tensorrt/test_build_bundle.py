@@ -117,7 +117,7 @@ def fits(bundle: Path, **found: str) -> None:
     check_plan_fits(read_manifest(bundle), bundle, **here)
 
 
-def test_a_plan_fits_what_it_was_built_by_and_for(built: Path) -> None:
+def test_e1_a_plan_fits_what_it_was_built_by_and_for(built: Path) -> None:
     fits(built)
 
 
@@ -130,7 +130,7 @@ def test_a_plan_fits_what_it_was_built_by_and_for(built: Path) -> None:
         ("backend", "tensorrt", "the plans were built for backend tensorrt; this machine has tensorrt-rtx."),
     ],
 )
-def test_an_edited_manifest_does_not_fit(bundle: Path, field: str, value: str | None, message: str) -> None:
+def test_e1_an_edited_manifest_does_not_fit(bundle: Path, field: str, value: str | None, message: str) -> None:
     raw = json.loads((bundle / MANIFEST_NAME).read_text())
     (bundle / MANIFEST_NAME).write_text(json.dumps({**raw, field: value}))
     with pytest.raises(EngineMismatch) as refused:
@@ -139,7 +139,7 @@ def test_an_edited_manifest_does_not_fit(bundle: Path, field: str, value: str | 
     assert f"Rebuild: dcut-trt build --target target --drafter drafter --out {bundle} " in str(refused.value)
 
 
-def test_the_command_that_rebuilds_is_one_that_builds(built: Path, options: BuildOptions) -> None:
+def test_e1_the_command_that_rebuilds_is_one_that_builds(built: Path, options: BuildOptions) -> None:
     parser = argparse.ArgumentParser()
     add_build_parser(parser.add_subparsers())
     _, *arguments = rebuild_command(read_manifest(built), built, "tensorrt-rtx").split()
@@ -177,13 +177,13 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_plan_is_refused_by_its_checksum(bundle: Path, damage: str) -> None:
+def test_e2_a_damaged_plan_is_refused_by_its_checksum(bundle: Path, damage: str) -> None:
     DAMAGES[damage](bundle / "target.plan")
     with pytest.raises(BundleError, match=r"target\.plan (has|is missing)"):
         verify_files(bundle, read_manifest(bundle))
 
 
-def test_ctrl_c_stops_the_compiler_and_publishes_nothing(tmp_path: Path, options: BuildOptions) -> None:
+def test_e2_ctrl_c_stops_the_compiler_and_publishes_nothing(tmp_path: Path, options: BuildOptions) -> None:
     interrupted = dataclasses.replace(options, out=tmp_path / "out" / "bundle")
     after: list[float] = []
 
@@ -208,7 +208,7 @@ def test_ctrl_c_stops_the_compiler_and_publishes_nothing(tmp_path: Path, options
 # --- E6: built again
 
 
-def test_what_is_built_twice_is_the_same_by_its_inputs(built: Path, tmp_path: Path, options: BuildOptions) -> None:
+def test_e6_what_is_built_twice_is_the_same_by_its_inputs(built: Path, tmp_path: Path, options: BuildOptions) -> None:
     """Plan bytes differ from build to build, even in one process."""
     assert not wrote(options)
     again = build(dataclasses.replace(options, out=tmp_path / "again"))

@@ -7,13 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 from gpu.pack_cases import BAD_COSTS, RATIOS, SHAPES, exact_cases, make_case, random_case, ratio_budgets
+from policy_inputs import selected
 
 from dcut_plugins.confidence_topk_pack.contract import MAX_BUDGETS, MAX_POSITIONS, OUTPUTS, PackInputs, check_limits
 from dcut_plugins.confidence_topk_pack.reference import NEAR_TIE, confidence_topk_pack, disagreement
 from dcut_trt.errors import UnsupportedOption
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import pack
-from dcut_trt.spec.policies import DCut
+from dcut_trt.spec.rules import DCut
 from dcut_trt.types import FloatArray
 
 
@@ -31,7 +32,7 @@ def test_it_is_the_dcut_policy_followed_by_packing() -> None:
         inputs = make_case(confidence, ratio_budgets(batch, length), costs)
         got = confidence_topk_pack(inputs)
 
-        selection = DCut(table).select(confidence)
+        selection = selected(DCut(table), confidence)
         plan = pack(inputs.anchors, inputs.tokens, selection.keep)
         assert RATIOS[got.bucket[0]] == selection.ratio
         np.testing.assert_array_equal(got.keep, selection.keep)

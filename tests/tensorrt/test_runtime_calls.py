@@ -13,7 +13,8 @@ from dcut_trt.backends.tensorrt_plan import WARM_RUNS, OutsideProfile, ProfileCo
 from dcut_trt.engine import Engine
 from dcut_trt.manifest import read_manifest
 from dcut_trt.spec.packing import budget
-from dcut_trt.spec.policies import FixedRatio, make_policy
+from dcut_trt.spec.policies import make_policy
+from dcut_trt.spec.rules import FixedRatio
 from dcut_trt.types import Request, SamplingParams
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
@@ -100,7 +101,7 @@ def test_a_prompt_is_waited_for_only_where_it_ends() -> None:
 
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("batch", range(1, MAX_BATCH + 1))
-def test_every_batch_and_ratio_runs_in_the_next_bucket(batch: int, ratio: float) -> None:
+def test_e4_every_batch_and_ratio_runs_in_the_next_bucket(batch: int, ratio: float) -> None:
     runtime = open_double()
     engine = decoding(runtime, batch, FixedRatio(ratio))
     engine.step()
@@ -119,7 +120,7 @@ def sizes_at(context: ProfileContext, place: int) -> dict[str, int]:
     return {dim: values[place] for dim, values in context.profile.dims.items()}
 
 
-def test_every_profile_runs_at_its_ends_and_not_beyond() -> None:
+def test_e4_every_profile_runs_at_its_ends_and_not_beyond() -> None:
     runtime = open_double()
     engine = open_engine(runtime, tiny_bundle())
     for context in contexts(engine):
@@ -135,7 +136,7 @@ def test_every_profile_runs_at_its_ends_and_not_beyond() -> None:
         assert runtime.device.queue == []
 
 
-def test_nothing_runs_after_a_shape_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e4_nothing_runs_after_a_shape_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = open_double()
     engine = open_engine(runtime, tiny_bundle())
     monkeypatch.setattr(ProfileContext, "check", lambda self, sizes: None)
@@ -152,7 +153,7 @@ def test_nothing_runs_after_a_shape_was_refused(monkeypatch: pytest.MonkeyPatch)
     assert len(runtime.module.runs) == len(contexts(engine))
 
 
-def test_more_rows_than_any_bucket_is_a_typed_error() -> None:
+def test_e4_more_rows_than_any_bucket_is_a_typed_error() -> None:
     engine = open_engine(open_double(), tiny_bundle())
     with pytest.raises(
         OutsideProfile, match="target: no verify profile takes K = 29, B = 7; they end at K = 28, B = 7"
@@ -162,7 +163,7 @@ def test_more_rows_than_any_bucket_is_a_typed_error() -> None:
         engine.drafter._plan.select("draft", {"B": 8})  # type: ignore[attr-defined]
 
 
-def test_all_contexts_share_one_scratch_of_the_largest_size() -> None:
+def test_e5_all_contexts_share_one_scratch_of_the_largest_size() -> None:
     runtime = open_double()
     open_engine(runtime, tiny_bundle())
     engines = runtime.module.engines.values()

@@ -13,10 +13,12 @@ from dcut_trt.config import EngineOptions
 from dcut_trt.engine import Engine
 from dcut_trt.manifest import read_manifest
 from dcut_trt.spec.cost_table import CostTable
-from dcut_trt.spec.policies import FixedRatio, Policy, make_policy
+from dcut_trt.spec.policies import make_policy
+from dcut_trt.spec.policy import NO_DRAFT, WHOLE_BLOCK, Policy
 from dcut_trt.spec.profiler import profile
+from dcut_trt.spec.rules import FixedRatio
 from dcut_trt.tokenizer import Tokenizer
-from dcut_trt.types import Offer, Request, SamplingParams
+from dcut_trt.types import BatchView, Intent, Offer, Request, SamplingParams
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 # Not measured: costs so close together that dcut's choice changes from step to step.
@@ -40,9 +42,9 @@ class Sometimes(FixedRatio):
         super().__init__(ratio)
         self.asked = 0
 
-    def drafts_at(self, batch: int) -> bool:
+    def intend(self, view: BatchView) -> Intent:
         self.asked += 1
-        return self.asked % 9 >= 7
+        return WHOLE_BLOCK if self.asked % 9 >= 7 else NO_DRAFT
 
 
 def requests(number: int = 14, sampled: bool = False) -> list[Request]:

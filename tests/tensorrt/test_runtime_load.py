@@ -37,7 +37,7 @@ def load(path: Path, manifest: Manifest | None = None, runtime: TensorRt | None 
 
 @pytest.mark.parametrize("plan", ["target.plan", "drafter.plan"])
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: b"?" + data[1:]])
-def test_a_damaged_plan_is_found_before_it_is_loaded(
+def test_e2_a_damaged_plan_is_found_before_it_is_loaded(
     path: Path, plan: str, damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (path / plan).write_bytes(damage((path / plan).read_bytes()))
@@ -54,20 +54,20 @@ def test_a_damaged_plan_is_found_before_it_is_loaded(
         ("backend", "tensorrt-rtx", "built for backend tensorrt-rtx; this machine has tensorrt"),
     ],
 )
-def test_plans_of_another_tensorrt_or_device(path: Path, field: str, value: str, words: str) -> None:
+def test_e1_plans_of_another_tensorrt_or_device(path: Path, field: str, value: str, words: str) -> None:
     runtime = open_double()
     with pytest.raises(EngineMismatch, match=f"{words}. Rebuild: dcut-trt build --target"):
         load(path, dataclasses.replace(read_manifest(path), **{field: value}), runtime)
     assert runtime.module.engines == {}
 
 
-def test_a_file_that_is_no_plan(path: Path) -> None:
+def test_e2_a_file_that_is_no_plan(path: Path) -> None:
     (path / "drafter.plan").write_bytes(b"\x00" * 64)
     with pytest.raises(BundleError, match=r"drafter.plan: TensorRT cannot load it \(this is no plan\)"):
         load(path)
 
 
-def test_an_onnx_graph_in_the_place_of_a_plan(path: Path) -> None:
+def test_e2_an_onnx_graph_in_the_place_of_a_plan(path: Path) -> None:
     graph = json.loads((path / "target.plan").read_bytes().removeprefix(TAG))["graph"]
     shutil.copyfile(graph, path / "target.plan")
     runtime = open_double()
@@ -76,7 +76,7 @@ def test_an_onnx_graph_in_the_place_of_a_plan(path: Path) -> None:
     assert runtime.module.engines == {}
 
 
-def test_a_plugin_that_is_missing(path: Path) -> None:
+def test_e3_a_plugin_that_is_missing(path: Path) -> None:
     runtime = open_double()
     del runtime.module.registry.creators[PLUGIN]
     words = "no creator of plugin ConfidenceTopKPack, version 1, namespace 'dcut' is registered"
@@ -84,7 +84,7 @@ def test_a_plugin_that_is_missing(path: Path) -> None:
         load(path, runtime=runtime)
 
 
-def test_a_plan_that_holds_its_plugin_needs_no_creator(path: Path) -> None:
+def test_e3_a_plan_that_holds_its_plugin_needs_no_creator(path: Path) -> None:
     rewrite(path / "drafter.plan", plugins=[])
     runtime = open_double()
     del runtime.module.registry.creators[PLUGIN]
@@ -159,14 +159,14 @@ def test_a_cache_that_no_window_or_address_fits(path: Path, slots: int, words: s
         load(path, dataclasses.replace(read_manifest(path), cache_slots=slots))
 
 
-def test_too_little_memory_for_what_the_manifest_tells(path: Path) -> None:
+def test_e5_too_little_memory_for_what_the_manifest_tells(path: Path) -> None:
     runtime = open_double(free=MEBIBYTE // 2)
     with pytest.raises(EngineMismatch, match=r"needs 1 MiB of device memory \(target.plan 1, .*\), and 0 MiB are free"):
         load(path, runtime=runtime)
     assert runtime.module.engines == {}
 
 
-def test_what_is_told_covers_what_is_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e5_what_is_told_covers_what_is_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, int]] = []
     monkeypatch.setattr(tensorrt, "_check_memory", lambda bundle, device, parts: told.append(dict(parts)))
     runtime = open_double()
@@ -176,7 +176,9 @@ def test_what_is_told_covers_what_is_taken(path: Path, monkeypatch: pytest.Monke
     assert 0.9 * sum(told[-1].values()) < taken + kept <= sum(told[-1].values())
 
 
-def test_too_little_memory_for_the_scratch_of_the_largest_profile(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e5_too_little_memory_for_the_scratch_of_the_largest_profile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trt_double, "SCRATCH_PER_ROW", MEBIBYTE)  # 28 rows at most
     runtime = open_double(free=28 * MEBIBYTE)
     with pytest.raises(EngineMismatch, match=r"needs \d+ MiB of device memory \(.*, scratch 28\), and 28 MiB are free"):
@@ -184,7 +186,7 @@ def test_too_little_memory_for_the_scratch_of_the_largest_profile(path: Path, mo
     load(path, runtime=open_double(free=31 * MEBIBYTE))
 
 
-def test_no_slot_for_a_single_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e5_no_slot_for_a_single_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorrt, "MEBIBYTE", 1 << 10)  # a request has 54 KiB of KV cache
     with pytest.raises(EngineMismatch, match="kv_memory_mib=53: one request needs 54 MiB of KV cache"):
         load(path, kv_memory_mib=53)
@@ -200,7 +202,7 @@ def test_options_that_this_backend_does_not_have(path: Path) -> None:
         load(path, threads=4)
 
 
-@pytest.mark.parametrize("policy", ["dflash", "ratio:0.8"])
+@pytest.mark.parametrize("policy", ["dflash", "ratio:0.8", "tetris:4", "dspark", "smartspec", "threshold:0.5"])
 def test_a_policy_that_asks_for_more_rows_than_plans_take(path: Path, policy: str) -> None:
     manifest = dataclasses.replace(read_manifest(path), ratios=(0.25, 0.75))
     with pytest.raises(UnsupportedOption, match=f"policy='{policy}': the plans verify up to a ratio of 0.75"):

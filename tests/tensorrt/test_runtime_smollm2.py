@@ -13,7 +13,8 @@ from dcut_trt.config import EngineOptions
 from dcut_trt.engine import Engine
 from dcut_trt.manifest import read_manifest
 from dcut_trt.spec.cost_table import CostTable
-from dcut_trt.spec.policies import DCut, make_policy
+from dcut_trt.spec.policies import make_policy
+from dcut_trt.spec.rules import DCut
 from dcut_trt.tokenizer import Tokenizer
 
 MODEL, DRAFTER = "smollm2-135m-instruct", "smollm2-135m-dflash-b8"

@@ -15,9 +15,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from dcut_server.bench import report
+from dcut_server.bench.cli import policy_names
 from dcut_server.bench.plot import check_plot, spread_apart, write_plot
 from dcut_server.bench.runner import Pass, Stream
-from dcut_server.bench.summary import Cell, acceptance_by_depth, differing_tokens, summarise, token_gaps_ms
+from dcut_server.bench.summary import (
+    Cell,
+    acceptance_by_depth,
+    differing_tokens,
+    policy_means,
+    summarise,
+    token_gaps_ms,
+)
 from dcut_server.cli import build_parser
 from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.errors import UnsupportedOption
@@ -31,7 +39,7 @@ TAIL_STEP = StepRecord("decode", 1, 4, 8, 3, 1, 2, 0.5, 4.0, 2.0, 12.0, 15.0, 20
 
 
 def test_the_numbers_of_a_cell():
-    plain, dcut = summarise(two_rounds(), greedy=True)
+    plain, dcut = summarise(two_rounds())
     assert (plain.policy, plain.concurrency, plain.requests, plain.output_tokens) == ("plain", 2, 4, 20)
     assert plain.tokens_per_s_rounds == (10.0, 5.0)
     assert plain.tokens_per_s == pytest.approx(20 / 3)  # of totals, not the mean of rates
@@ -50,6 +58,34 @@ def test_the_numbers_of_a_cell():
     assert dcut.prefill_share == pytest.approx(0.2 / 1.5)
 
 
+def test_of_best_and_the_means_of_a_policy():
+    """Plain is twice as fast as dflash at one concurrency, and half as fast at another."""
+    plain, dflash = summarise(two_rounds())
+    assert (plain.of_best, dflash.of_best) == (pytest.approx(0.5), 1.0)
+    cells = [
+        replace(cell, policy=policy, concurrency=live, tokens_per_s=rate, of_best=rate / 8.0)
+        for cell, policy, live, rate in (
+            (plain, "plain", 1, 8.0),
+            (dflash, "dflash", 1, 4.0),
+            (plain, "plain", 2, 2.0),
+            (dflash, "dflash", 2, 8.0),
+        )
+    ]
+    first, second = policy_means(cells)
+    assert (first.policy, first.cells, first.over_plain) == ("plain", 2, 1.0)
+    assert first.over_dflash == pytest.approx((2 * 0.25) ** 0.5)
+    assert second.over_plain == pytest.approx((0.5 * 4) ** 0.5)
+    assert second.of_best == pytest.approx(0.5**0.5)
+    assert policy_means(cells[1:])[0].over_plain is None  # at one concurrency plain is missing
+    assert "0.707" in shown(report.means_table([first], ""))
+
+
+def test_ratios_are_counted_in_hundredths():
+    steps = tuple(replace(DRAFT_STEP, ratio=ratio) for ratio in (0.5, 0.501, 0.4375, None))
+    passes = [Pass("auto", 2, 0, 1.0, steps, (Stream(0.0, [4], [(0.5, 1)]),))]
+    assert summarise(passes)[0].ratio_steps == {"0.44": 1, "0.5": 2, "none": 1}
+
+
 def test_acceptance_by_depth_is_the_share_of_blocks_accepted_so_far():
     full = replace(DRAFT_STEP, rows=16, kept=14, accepted_each=(7, 2))
     tail = replace(full, batch=1, rows=8, possible=8, accepted_each=(0,))
@@ -63,10 +99,10 @@ def test_acceptance_by_depth_is_the_share_of_blocks_accepted_so_far():
 
 
 def test_the_split_of_a_step_adds_up():
-    for cell in summarise(two_rounds(), greedy=True):
+    for cell in summarise(two_rounds()):
         times = cell.step_ms
         assert times.draft + times.select + times.verify + times.rest == pytest.approx(times.step)
-    dcut = summarise(two_rounds(), greedy=True)[1].step_ms
+    dcut = summarise(two_rounds())[1].step_ms
     assert dcut.rest == pytest.approx(2.0)
     assert dcut.host == pytest.approx(5.0)
 
@@ -74,7 +110,7 @@ def test_the_split_of_a_step_adds_up():
 def test_latencies_are_what_a_reader_waits_for():
     stream = Stream(1.0, [5, 6, 7, 8], [(1.5, 1), (1.6, 2), (1.9, 1)])
     assert token_gaps_ms(stream) == pytest.approx([50.0, 50.0, 300.0])
-    cell = summarise(two_rounds(), greedy=True)[0]
+    cell = summarise(two_rounds())[0]
     assert cell.ttft_ms.p50 == pytest.approx(500.0)
     assert cell.ttft_ms.p95 == pytest.approx(500.0)
 
@@ -87,7 +123,7 @@ def test_differences_count_places():
 
 
 def test_without_plain_there_is_no_speedup_and_no_lossless_check():
-    cells = summarise([served for served in two_rounds() if served.policy == "dcut"], greedy=True)
+    cells = summarise([served for served in two_rounds() if served.policy == "dcut"])
     assert cells[0].speedup is None
     assert cells[0].difference is None
     assert "needs the policy plain" in report.lossless_line(cells, "fp32")
@@ -95,13 +131,13 @@ def test_without_plain_there_is_no_speedup_and_no_lossless_check():
 
 def test_requests_of_one_token_make_a_cell_too():
     passes = [Pass("plain", 1, 0, 1.0, (PREFILL,), (Stream(0.0, [4], [(0.5, 1)]),))]
-    cell = summarise(passes, greedy=True)[0]
+    cell = summarise(passes)[0]
     assert (cell.tau, cell.steps, cell.step_ms.step, cell.full_batch_tokens_per_s) == (0.0, 0, 0.0, None)
     shown(report.time_table([cell], ""))
 
 
 def test_the_tables_hold_every_cell():
-    cells = summarise(two_rounds(), greedy=True)
+    cells = summarise(two_rounds())
     throughput, times = shown(report.throughput_table(cells, "title")), shown(report.time_table(cells, "title"))
     assert "2.00" in throughput
     assert "2.00-2.00" in throughput
@@ -110,24 +146,25 @@ def test_the_tables_hold_every_cell():
 
 
 def test_the_verdict_on_lossless_outputs():
-    cells = summarise(two_rounds(), greedy=True)
+    cells = summarise(two_rounds())
     assert "passed, all 20 output tokens" in report.lossless_line(cells, "fp32")
     passes = [
         replace(p, streams=(Stream(0.0, [9] * 5, [(0.5, 5)]),) * 2) if p.policy == "dcut" else p for p in two_rounds()
     ]
-    differing = summarise(passes, greedy=True)
+    differing = summarise(passes)
     assert "FAILED, 20 of 20" in report.lossless_line(differing, "fp32")
     assert "20 of 20 output tokens differ" in report.lossless_line(differing, "bf16")
     assert "20 in 4 of 4 requests" in shown(report.throughput_table(differing, ""))
 
 
 def test_the_json_document_keeps_everything(tmp_path):
-    cells = summarise(two_rounds(), greedy=True)
+    cells = summarise(two_rounds())
     report.write_json(report.report_document({"command": ["dcut-trt"]}, cells), tmp_path / "a.json")
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["schema"] == report.SCHEMA
     assert document["command"] == ["dcut-trt"]
     assert len(document["cells"]) == 2
+    assert [mean["policy"] for mean in document["means"]] == ["plain", "dcut"]
     assert set(document["cells"][0]) == set(Cell.__dataclass_fields__)
     assert document["cells"][1]["step_ms"]["verify"] == 12.0
     assert document["cells"][1]["difference"] == {"tokens": 0, "compared": 20, "requests": 0}
@@ -144,7 +181,7 @@ def test_labels_are_moved_apart_and_stay_in_order(heights, gap):
 
 def test_the_plot_is_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
-    one = summarise(two_rounds(), greedy=True)
+    one = summarise(two_rounds())
     cells = [replace(cell, concurrency=live) for live in (1, 8) for cell in one]
     write_plot([*cells, replace(cells[0], policy="ratio:0.25")], tmp_path / "a.png", "title", "subtitle")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -170,12 +207,36 @@ def test_the_command_measures_and_writes(tmp_path, monkeypatch, capsys):
     assert plain["acceptance"] is None
     assert len(dflash["acceptance"]) == 7
     assert 1 >= dflash["acceptance"][0] >= dflash["acceptance"][6] >= 0
+    assert plain["confidence"] is None
+    confidence = dflash["confidence"]
+    assert confidence["drafted"] == confidence["kept"] == [confidence["drafted"][0]] * 7
+    assert confidence["accepted"] == sorted(confidence["accepted"], reverse=True)
+    assert sum(confidence["prefix_product"]["count"]) > 0 == sum(plain["ratio_steps"].values()) - plain["steps"]
     assert document["bundle"]["key"] == "k" * 64
     assert document["machine"]["cpus"] == os.cpu_count()
     assert document["dataset"]["prompts"] == 100
     printed = capsys.readouterr()
     assert "lossless check: passed" in printed.out
     assert "[0/8] concurrency 1, plain" in printed.err
+
+
+def test_two_temperatures_are_shown_one_after_the_other(monkeypatch, capsys, tmp_path):
+    options = ["--policies", "plain,dflash", "--concurrency", "1", "--max-tokens", "8", "--rounds", "1"]
+    output = tmp_path / "a.json"
+    assert (
+        bench(monkeypatch, scripted_engine(max_len=1024), *options, "--temperature", "0,1", "--json", f"{output}") == 0
+    )
+    assert [cell["temperature"] for cell in json.loads(output.read_text())["cells"]] == [0.0, 0.0, 1.0, 1.0]
+    printed = capsys.readouterr()
+    assert (
+        printed.out.index("temperature 0") < printed.out.index("temperature 1") < printed.out.index("geometric means")
+    )
+    assert "temperature 1, concurrency 1, plain" in printed.err
+
+
+def test_a_part_that_begins_with_a_minus_belongs_to_the_policy_before_it():
+    assert policy_names("plain, auto:-score,-depth,dcut,") == ("plain", "auto:-score,-depth", "dcut")
+    assert policy_names("-score") == ("-score",)  # and is refused later as an unknown policy
 
 
 def test_an_fp32_difference_is_an_error(monkeypatch, capsys):
@@ -199,6 +260,8 @@ def test_an_fp32_difference_is_an_error(monkeypatch, capsys):
     [
         (["--concurrency", "16"], "--concurrency 16: the bundle's max_batch is 8"),
         (["--rounds", "0"], "--rounds 0"),
+        (["--temperature", "0,-1"], "--temperature -1.0: must be finite and at least 0"),
+        (["--temperature", "0,1", "--plot", "a.png"], "--plot a.png: draws one --temperature; dcut-trt report"),
         (["--threads", "0"], "threads=0: must be at least 1"),
         (["--json", "/nowhere/a.json"], "--json /nowhere/a.json: must name a file in a directory that exists"),
         (["--dataset", "nothing"], "--dataset nothing: must be gsm8k"),

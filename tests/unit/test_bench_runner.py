@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from dcut_server.bench.datasets import Prompt
 from dcut_server.bench.options import BenchOptions, InvalidBenchOption, check_batch, check_requests
 from dcut_server.bench.runner import chat_requests, measure, round_slice, serve, turns
 from dcut_server.bench.summary import summarise
+from dcut_server.bench.watcher import Watcher
 from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.engine import Engine
 from dcut_trt.spec.cost_table import CostTable
+from dcut_trt.spec.policies import make_policy
 
 OPTIONS = BenchOptions(("plain", "dflash", "ratio:0.5", "dcut"), (1, 3), requests=4, rounds=2, max_tokens=12)
 PROMPTS = [Prompt(f"p{index}", f"prompt {index}") for index in range(5)]
@@ -49,10 +52,10 @@ def test_rounds_take_the_next_prompts_and_start_again(engine):
 
 
 def test_requests_are_chats_with_a_seed_of_their_own(engine):
-    requests = chat_requests(PROMPTS, engine.tokenizer, BenchOptions(temperature=0.7, ignore_eos=True, max_tokens=9))
+    requests = chat_requests(PROMPTS, engine.tokenizer, BenchOptions(ignore_eos=True, max_tokens=9))
     assert engine.tokenizer.decode(requests[0].prompt_ids) == "user: prompt 0\nassistant: "
     assert [request.sampling.seed for request in requests] == [0, 1, 2, 3, 4]
-    assert all(r.ignore_eos and r.max_tokens == 9 and r.sampling.temperature == 0.7 for r in requests)
+    assert all(r.ignore_eos and r.max_tokens == 9 and r.sampling.greedy for r in requests)
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 4, 9])
@@ -97,6 +100,51 @@ def test_progress_counts_every_pass_with_its_warm_up(engine):
     assert {total for _, total, _ in seen} == {2 * 4 * (2 + 1)}
 
 
+def test_temperatures_run_after_one_another_and_keep_their_seeds(engine):
+    options = replace(OPTIONS, temperatures=(0.0, 0.8), policies=("plain", "dflash"), rounds=1)
+    submit, submitted = engine.submit, []
+    engine.submit = lambda request: (submitted.append(request), submit(request))[1]
+    passes = measure(engine, chat_requests(PROMPTS, engine.tokenizer, options), options)
+    assert [served.temperature for served in passes] == [0.0] * 4 + [0.8] * 4
+    assert len({(request.request_id, request.sampling.seed) for request in submitted}) == 4
+    half = len(submitted) // 2
+    assert {request.sampling.temperature for request in submitted[:half]} == {0.0}
+    assert {request.sampling.temperature for request in submitted[half:]} == {0.8}
+    cells = summarise(passes)
+    assert [cell.temperature for cell in cells] == [0.0] * 4 + [0.8] * 4
+    assert [cell.difference is None for cell in cells] == [False] * 4 + [True] * 4
+    assert all(cell.speedup == 1.0 for cell in cells if cell.policy == "plain")
+
+
+def test_a_policy_lives_for_the_whole_run_and_is_watched_in_what_counts(engine, monkeypatch):
+    made: list[tuple[str, object]] = []
+
+    def make(name, table, traits):
+        made.append((name, traits))
+        return make_policy(name, table, traits)
+
+    monkeypatch.setattr("dcut_server.bench.runner.make_policy", make)
+    passes = measure(engine, chat_requests(PROMPTS, engine.tokenizer, OPTIONS), OPTIONS)
+    assert made == [(name, engine.limits.traits) for name in OPTIONS.policies]
+    for served in passes:
+        drafting = [record for record in served.records if record.kind == "decode" and served.policy != "plain"]
+        assert [len(watched.keep) for watched in served.watched] == [record.batch for record in drafting]
+        assert [int(watched.keep.sum()) for watched in served.watched] == [record.kept for record in drafting]
+        assert [int(watched.accepted.sum()) for watched in served.watched] == [record.accepted for record in drafting]
+
+
+def test_watching_changes_nothing_that_a_policy_does():
+    decided = []
+    for watched in (False, True):
+        engine = scripted_engine()
+        requests = round_slice(chat_requests(PROMPTS, engine.tokenizer, OPTIONS), 4, 0)
+        policy = make_policy("dcut", TABLE, engine.limits.traits)
+        engine.policy = Watcher(policy, engine.limits.draft_length) if watched else policy
+        records = serve(engine, requests, 3, "dcut").records
+        decided.append([(record.kind, record.batch, record.rows, record.ratio, record.emitted) for record in records])
+    assert decided[0] == decided[1]
+
+
 def test_the_engine_gets_its_policy_back(engine):
     served = engine.policy
     measure(engine, chat_requests(PROMPTS, engine.tokenizer, OPTIONS), OPTIONS)
@@ -110,7 +158,7 @@ def test_a_request_that_fails_ends_the_measurement(engine):
 
 
 def test_all_policies_give_the_tokens_of_plain_decoding(engine):
-    cells = summarise(measure(engine, chat_requests(PROMPTS, engine.tokenizer, OPTIONS), OPTIONS), greedy=True)
+    cells = summarise(measure(engine, chat_requests(PROMPTS, engine.tokenizer, OPTIONS), OPTIONS))
     assert [(cell.concurrency, cell.policy) for cell in cells] == [(c, p) for c in (1, 3) for p in OPTIONS.policies]
     for cell in cells:
         assert cell.difference is not None
@@ -123,12 +171,13 @@ def test_all_policies_give_the_tokens_of_plain_decoding(engine):
 def test_a_lossy_policy_is_caught(engine):
     engine.target.forward = lossy(engine)
     passes = measure(engine, chat_requests(PROMPTS, engine.tokenizer, OPTIONS), OPTIONS)
-    plain, dflash = summarise(passes, greedy=True)[:2]
+    plain, dflash = summarise(passes)[:2]
     assert plain.difference is not None
     assert dflash.difference is not None
     assert plain.difference.tokens == 0
     assert dflash.difference.tokens > dflash.difference.requests > 0
-    assert all(cell.difference is None for cell in summarise(passes, greedy=False))
+    sampled = [replace(served, temperature=0.7) for served in passes]
+    assert all(cell.difference is None for cell in summarise(sampled))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +192,8 @@ def test_a_lossy_policy_is_caught(engine):
         ({"requests": 0}, "--requests 0: must be at least 1"),
         ({"rounds": 0}, "--rounds 0: must be at least 1"),
         ({"max_tokens": -1}, "--max-tokens -1: must be at least 1"),
-        ({"temperature": float("nan")}, "--temperature nan: must be finite and at least 0"),
+        ({"temperatures": (0.0, float("nan"))}, "--temperature nan: must be finite and at least 0"),
+        ({"temperatures": (1.0, 1.0)}, "--temperature 1.0,1.0: a value is there twice"),
     ],
 )
 def test_options_out_of_range_are_refused_by_name_value_and_limit(values, said):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_bundles import changed, leftovers, tiny_options, wrote
+from tiny_bundles import changed, leftovers, start_builder, tiny_options, wait_for
 
 from dcut_engines import bundle as bundle_module
 from dcut_engines import publish
@@ -79,64 +75,6 @@ def test_a_build_that_fails_leaves_the_old_bundle(options: BuildOptions, monkeyp
 
 def fail(*args: Any) -> Any:
     raise RuntimeError("emitter failed")
-
-
-BUILDER = """
-    import sys, time
-    from contextlib import contextmanager
-    from pathlib import Path
-    from dcut_engines.bundle import build
-    from dcut_engines.build_options import BuildOptions
-
-    target, drafter, out, precision, stop_at = sys.argv[1:]
-
-    @contextmanager
-    def progress(stage):
-        print(stage, flush=True)
-        if stage == stop_at:
-            time.sleep(600)
-        yield
-
-    build(BuildOptions(target, drafter, Path(out), precision=precision, max_batch=6, max_len=64), progress)
-    print("done", flush=True)
-"""
-
-
-def start_builder(options: BuildOptions, precision: str = "fp32", stop_at: str = "") -> subprocess.Popen[str]:
-    arguments = [options.target, options.drafter, str(options.out), precision, stop_at]
-    command = [sys.executable, "-c", textwrap.dedent(BUILDER), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def wait_for(builder: subprocess.Popen[str], stage: str) -> None:
-    assert builder.stdout is not None
-    for line in builder.stdout:
-        if line.strip() == stage:
-            return
-    pytest.fail(f"the builder ended before it reached {stage!r}")
-
-
-@pytest.mark.parametrize("stage", ["write the drafter", "hash the bundle"])
-def test_a_killed_build_publishes_nothing(options: BuildOptions, stage: str) -> None:
-    builder = start_builder(options, stop_at=stage)
-    wait_for(builder, stage)
-    builder.send_signal(signal.SIGKILL)
-    builder.wait(30)
-    assert not options.out.exists()
-    assert len(leftovers(options)) == 1
-    assert wrote(options)
-    assert not leftovers(options)
-    verify_files(options.out, read_manifest(options.out))
-
-
-def test_a_killed_rebuild_leaves_the_old_bundle(options: BuildOptions) -> None:
-    manifest = read_manifest(build(options))
-    builder = start_builder(options, precision="bf16", stop_at="write the drafter")
-    wait_for(builder, "write the drafter")
-    builder.kill()
-    builder.wait(30)
-    assert read_manifest(options.out) == manifest
-    verify_files(options.out, manifest)
 
 
 def test_two_builders_of_one_directory_take_turns(options: BuildOptions) -> None:

@@ -22,7 +22,7 @@ from dcut_trt.engine import Engine
 from dcut_trt.errors import EngineMismatch
 from dcut_trt.manifest import DrafterSpec, FileSpec, Manifest, TargetSpec, TokenizerSpec
 from dcut_trt.metrics import StepRecord, Totals
-from dcut_trt.spec.cost_table import CostTable, save_cost_table
+from dcut_trt.spec.cost_table import ContextCost, CostTable, save_cost_table
 from dcut_trt.types import FinishReason, Request, Usage
 
 
@@ -154,6 +154,30 @@ def test_inspect_shows_a_whole_bundle(compose: ModuleType, bundle: Path, capsys:
     assert cli.main(["inspect", str(bundle)]) == 0
     output = capsys.readouterr().out
     for word in ("50%", "100%", "6.00", "this CPU", "2026-11-30"):
+        assert word in output
+
+
+def test_inspect_shows_every_cost_that_a_table_holds(
+    compose: ModuleType, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = CostTable(
+        (1, 8),
+        (0.5, 1.0),
+        np.array([[1.5, 2.5], [3, 6]]),
+        None,
+        "this CPU",
+        "2026-11-30",
+        depths=(1, 7),
+        draft_ms=np.array([[0.25, 0.5], [1.25, 2.75]]),
+        context_ms=ContextCost(plain=1.01, request=2.02, row=3.03),
+        context_rows=123.0,
+        switch_ms=4.04,
+    )
+    path = tmp_path / "costs.json"
+    save_cost_table(costs, path)
+    assert cli.main(["inspect", str(bundle), "--cost-table", str(path)]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    for word in ("not measured", "draft 7", "2.75", "1.01 ms", "2.02 ms", "3.03 ms", "123 rows", "4.04 ms"):
         assert word in output
 
 

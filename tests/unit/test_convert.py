@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -175,3 +177,5 @@ def test_cost_tables() -> None:
         (1, [1.0, 2.0], 0.5),
         (4, [3.0, 4.0], 0.6),
     ]
+    without = convert.cost_table_to_proto(dataclasses.replace(table, plain_ms=None))
+    assert [(list(row.cost_ms), row.plain_ms) for row in without.rows] == [([1.0, 2.0], 0.0), ([3.0, 4.0], 0.0)]

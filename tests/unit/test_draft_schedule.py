@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -53,6 +54,12 @@ def straight_line(wanted: float, points: list[tuple[float, float]]) -> float:
         if left <= wanted <= right:
             return low + (high - low) * (wanted - left) / (right - left)
     return points[-1][1]
+
+
+def test_a_table_without_plain_steps_is_refused() -> None:
+    costs = dataclasses.replace(paper_table("H20"), plain_ms=None)
+    with pytest.raises(CostTableError, match="plain_ms"):
+        uniform_depths(costs, [0.9] * 15)
 
 
 @given(tables(), ACCEPTANCE)

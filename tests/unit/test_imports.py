@@ -26,10 +26,14 @@ LAYERS = [
         "plans tokenizer sequence admission kv.paged kv.slots spec.packing spec.accept spec.cost_table",
         "kv.sharing",
         "sampling scheduler spec.selector backends.openvino backends.tensorrt",
-        "logprobs spec.policies events",
-        "choice",
+        "logprobs spec.policy events",
+        "spec.rules spec.baselines spec.score spec.cost_model spec.replay spec.arms spec.arm_costs",
+        "spec.auto",
+        "spec.policies",
+        "choice step_values",
         "engine",
-        "loop spec.profiler backends.scripted",
+        "loop spec.sweep backends.scripted",
+        "spec.profiler",
     )
 ]
 
@@ -52,12 +56,12 @@ HOMES = {
     "tensorrt_rtx": ("dcut_trt/backends/tensorrt", "engines/dcut_engines/", "plugins/dcut_plugins/"),
     "onnx": ("engines/dcut_engines/", "plugins/dcut_plugins/"),
     "onnxruntime": (),
-    "torch": (),
+    "torch": ("engines/dcut_engines/train/",),
     "transformers": (),
     "gguf": ("engines/dcut_engines/",),
     "safetensors": ("engines/dcut_engines/",),
     "tokenizers": ("dcut_trt/tokenizer.py", "dcut_trt/backends/scripted.py", "engines/dcut_engines/"),
-    "jinja2": ("dcut_trt/tokenizer.py",),
+    "jinja2": ("dcut_trt/tokenizer.py", "server/dcut_server/report_page/page.py"),
 }
 
 COMPOSITION_ROOT = "server/dcut_server/compose.py"

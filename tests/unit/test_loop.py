@@ -223,6 +223,28 @@ def test_a_failing_step_ends_every_stream_with_an_error_and_no_request_is_taken_
     assert states == [LoopState.RUNNING, LoopState.FAILED]
 
 
+def test_the_last_events_of_a_failed_loop_tell_usage_and_times() -> None:
+    """Of who decodes, who waits, and who ended in the step whose events could not be handed out."""
+    engine = endless(max_batch=2)
+    inbox = BrokenInbox(lambda event: event.finish is FinishReason.LENGTH)
+    loop = EngineLoop(engine, inbox)
+    for request in (long_request("decoding"), Request("ended", (65, 66), 20, ignore_eos=True), long_request("waiting")):
+        engine.submit(request)
+    loop.start()
+    inbox.wait_until(inbox.ended("decoding", "ended", "waiting"))
+    loop.close()
+    for name, output in (("decoding", 2), ("ended", 20), ("waiting", 0)):
+        stream = inbox.streams[name]
+        assert isinstance(stream.error, EngineUnavailable)
+        assert stream.times is not None
+        assert stream.usage is not None
+        assert stream.usage.prompt_tokens == 2
+        assert stream.usage.output_tokens >= output
+        assert (stream.times.admitted is None) == (stream.times.first_token is None) == (name == "waiting")
+        assert stream.times.finished is not None
+        assert stream.times.submitted <= stream.times.finished
+
+
 def test_a_cancel_before_the_step_that_fails_still_ends_its_stream() -> None:
     engine = endless()
     with looping(engine) as (loop, inbox, _):

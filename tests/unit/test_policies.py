@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from policy_inputs import selected, view_of
 
 from dcut_trt.errors import UnsupportedOption
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import budget
-from dcut_trt.spec.policies import DCut, FixedDepth, FixedRatio, Plain, check_policy_name, make_policy
+from dcut_trt.spec.policies import check_policy_name, make_policy
+from dcut_trt.spec.rules import DCut, FixedDepth, FixedRatio, Plain
 from dcut_trt.spec.selector import choose_ratio, keep_depths, prefix_log_scores, rank
 from dcut_trt.types import FloatArray
 
@@ -28,15 +30,15 @@ def table(*rows: tuple[float, ...], batches: tuple[int, ...] = (1,)) -> CostTabl
 def test_plain_keeps_nothing_and_never_drafts(confidence: FloatArray) -> None:
     policy = Plain()
     assert not policy.drafts
-    assert not policy.drafts_at(len(confidence))
-    selection = policy.select(confidence)
+    assert policy.intend(view_of(len(confidence))).depth == 0
+    selection = selected(policy, confidence)
     assert selection.keep.tolist() == [0] * len(confidence)
     assert selection.ratio is None
 
 
 @given(blocks)
 def test_dflash_keeps_every_draft(confidence: FloatArray) -> None:
-    selection = FixedDepth().select(confidence)
+    selection = selected(FixedDepth(), confidence)
     assert selection.keep.tolist() == [confidence.shape[1]] * len(confidence)
     assert selection.ratio == 1.0
 
@@ -44,7 +46,7 @@ def test_dflash_keeps_every_draft(confidence: FloatArray) -> None:
 @given(blocks, st.floats(0.01, 1))
 def test_a_fixed_ratio_keeps_its_budget(confidence: FloatArray, ratio: float) -> None:
     batch, length = confidence.shape
-    selection = FixedRatio(ratio).select(confidence)
+    selection = selected(FixedRatio(ratio), confidence)
     assert selection.keep.min() >= 0
     assert selection.keep.max() <= length
     assert (selection.keep + 1).sum() == budget(ratio, batch, length + 1)
@@ -53,9 +55,9 @@ def test_a_fixed_ratio_keeps_its_budget(confidence: FloatArray, ratio: float) ->
 
 @given(blocks, st.lists(st.floats(0.1, 50), min_size=4, max_size=4))
 def test_dcut_keeps_what_its_chosen_ratio_keeps(confidence: FloatArray, cost_ms: list[float]) -> None:
-    selection = DCut(table(tuple(cost_ms))).select(confidence)
+    selection = selected(DCut(table(tuple(cost_ms))), confidence)
     assert selection.ratio in RATIOS
-    assert selection.keep.tolist() == FixedRatio(selection.ratio).select(confidence).keep.tolist()
+    assert selection.keep.tolist() == selected(FixedRatio(selection.ratio), confidence).keep.tolist()
 
 
 @given(blocks, st.sampled_from(["dflash", "ratio:0.25", "ratio:0.6", "dcut"]))
@@ -68,7 +70,7 @@ def test_a_device_that_follows_the_offer_keeps_the_same(confidence: FloatArray, 
     ranked = rank(scores)
     ratio = offer.ratios[choose_ratio(scores, ranked, offer.ratios, offer.cost_ms)]
     keep = keep_depths(ranked, budget(ratio, batch, length + 1), batch)
-    selection = policy.select(confidence)
+    selection = selected(policy, confidence)
     assert (selection.keep.tolist(), selection.ratio) == (keep.tolist(), ratio)
 
 
@@ -80,28 +82,10 @@ def test_dcut_reads_the_row_of_the_nearest_captured_batch() -> None:
     flat_alone_steep_at_8 = table((5.0, 5.0, 5.0, 5.0), (5.0, 10.0, 15.0, 20.0), batches=(1, 8))
     policy = DCut(flat_alone_steep_at_8)
     certain: FloatArray = np.full((8, 7), 0.7, np.float32)
-    assert policy.select(certain[:1]).ratio == 1.0
-    assert policy.select(certain[:4]).ratio == 1.0
-    assert policy.select(certain[:5]).ratio == 0.25
-    assert policy.select(certain).ratio == 0.25
-
-
-def test_a_steeper_table_verifies_less() -> None:
-    confidence: FloatArray = np.full((8, 7), 0.8, np.float32)
-    ratios = []
-    for slope in (0.0, 2.0, 10.0, 100.0):
-        cost_ms = tuple(10.0 + slope * ratio for ratio in RATIOS)
-        ratios.append(DCut(table(cost_ms)).select(confidence).ratio)
-    assert ratios == sorted(ratios, reverse=True)
-    assert ratios[0] == 1.0
-    assert ratios[-1] == 0.25
-
-
-def test_noise_in_a_flat_table_decides_nothing() -> None:
-    noise = table((10.0, 10.2, 10.4, 10.4))
-    confidence: FloatArray = np.full((8, 7), 0.1, np.float32)
-    assert noise.flat
-    assert DCut(noise).select(confidence).ratio == 1.0
+    assert selected(policy, certain[:1]).ratio == 1.0
+    assert selected(policy, certain[:4]).ratio == 1.0
+    assert selected(policy, certain[:5]).ratio == 0.25
+    assert selected(policy, certain).ratio == 0.25
 
 
 @pytest.mark.parametrize("name", ["plain", "dflash", "ratio:0.25", "ratio:1"])

@@ -3,29 +3,59 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from policy_inputs import selected
 
 from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.engine import Engine
 from dcut_trt.errors import CostTableError, DcutError
+from dcut_trt.spec import profiler
+from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.cost_table import CostTable, load_cost_table, save_cost_table
 from dcut_trt.spec.packing import budget
-from dcut_trt.spec.policies import DCut
+from dcut_trt.spec.policies import make_policy
 from dcut_trt.spec.profiler import adopt_cost_table, machine_fingerprint, obtain_cost_table, profile, warm_up
-from dcut_trt.types import Request
+from dcut_trt.spec.rules import DCut
+from dcut_trt.spec.sweep import PROMPT_LENGTH
+from dcut_trt.types import Draft, DraftInput, IntArray, Request, Rows, Verified
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 CALL_MS, ROW_MS = 5.0, 0.25
+PASS_MS, PASS_ROW_MS = 2.0, 0.125
 
 
-def timed_engine(max_batch: int, row_ms: float) -> Engine:
-    """An engine by whose clock a call of the target takes CALL_MS and row_ms for each of its rows, and nothing else."""
-    engine = scripted_engine("dflash", max_batch=max_batch, max_len=512)
-    calls: list[int] = engine.target.calls  # type: ignore[attr-defined]
-    engine.trace.clock = lambda: (len(calls) * CALL_MS + sum(calls) * row_ms) / 1e3
+def timed_engine(
+    max_batch: int, row_ms: float, *, context_ms: float = 0.0, switch_ms: float = 0.0, max_len: int = 512
+) -> Engine:
+    """An engine by whose clock only networks take time.
+
+    A call of the target takes CALL_MS, row_ms for each of its rows, context_ms for each 1,000 rows of context of each
+    row, and switch_ms when its rows are not as many as the last call's. A pass of the drafter takes PASS_MS and
+    PASS_ROW_MS for each drafted token.
+    """
+    engine = scripted_engine("dflash", max_batch=max_batch, max_len=max_len)
+    elapsed_ms = [0.0]
+    calls: list[int] = [0]
+    forward, propose = engine.target.forward, engine.drafter.propose
+
+    def timed_forward(rows: Rows, *where: IntArray) -> Verified:
+        counts = np.diff(rows.cu_lens)
+        elapsed_ms[0] += CALL_MS + row_ms * counts.sum() + context_ms / 1000 * (counts * rows.past_lens).sum()
+        elapsed_ms[0] += switch_ms * (counts.sum() != calls[-1])
+        calls.append(counts.sum())
+        return forward(rows, *where)
+
+    def timed_propose(drafts: DraftInput) -> Draft:
+        draft = propose(drafts)
+        elapsed_ms[0] += PASS_MS + PASS_ROW_MS * draft.tokens.size
+        return draft
+
+    engine.target.forward, engine.drafter.propose = timed_forward, timed_propose  # type: ignore[method-assign]
+    engine.trace.clock = lambda: elapsed_ms[0] / 1e3
     return engine
 
 
@@ -48,10 +78,51 @@ def test_every_entry_is_what_its_rows_cost() -> None:
     engine = steep_engine()
     table = profile(engine, RATIOS, "here")
     assert (table.batches, table.ratios, table.state) == ((1, 2, 4), RATIOS, "measured")
-    rows = [[budget(ratio, batch, 8) for ratio in RATIOS] for batch in table.batches]
-    np.testing.assert_allclose(table.cost_ms, CALL_MS + ROW_MS * np.array(rows))
-    np.testing.assert_allclose(table.plain_ms, CALL_MS + ROW_MS * np.array(table.batches))
+    batches = np.array(table.batches)
+    rows = np.array([[budget(ratio, batch, 8) for ratio in RATIOS] for batch in table.batches])
+    passes = PASS_MS + PASS_ROW_MS * 7 * batches
+    np.testing.assert_allclose(table.cost_ms, CALL_MS + ROW_MS * rows + passes[:, None])
+    np.testing.assert_allclose(table.plain_ms, CALL_MS + ROW_MS * batches)
+    assert (table.switch_ms, table.context_ms) == (pytest.approx(0.0), None)  # max_len leaves no room for a long one
     as_before(engine)
+
+
+def test_short_blocks_are_timed_by_the_drafters_pass_alone() -> None:
+    table = profile(steep_engine(), RATIOS, "here")
+    assert table.depths == (1, 2, 4, 7)
+    np.testing.assert_allclose(table.draft_ms, PASS_MS + PASS_ROW_MS * np.outer(table.batches, table.depths))
+
+
+@pytest.mark.parametrize(("any_budget", "depths"), [(True, (7,)), (False, None)])
+def test_a_drafter_of_whole_blocks_has_one_depth_and_a_device_none(
+    any_budget: bool, depths: tuple[int, ...] | None
+) -> None:
+    engine = steep_engine(2)
+    engine.limits = replace(engine.limits, any_budget=any_budget, short_blocks=False)
+    assert profile(engine, RATIOS, "here").depths == depths
+
+
+def profiled_in_long_context(monkeypatch: pytest.MonkeyPatch, switch_ms: float) -> CostTable:
+    monkeypatch.setattr(profiler, "LONG_CONTEXT", 400)  # the scripted model takes long over long contexts
+    return profile(timed_engine(2, ROW_MS, context_ms=0.5, switch_ms=switch_ms, max_len=800), RATIOS, "here")
+
+
+def test_what_a_longer_context_and_another_k_cost_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = profiled_in_long_context(monkeypatch, switch_ms=3.0)
+    assert table.context_ms is not None
+    assert table.context_ms.plain == pytest.approx(0.5, rel=0.1)
+    assert table.context_ms.row == pytest.approx(0.5, rel=0.1)
+    assert table.context_ms.request == pytest.approx(0.0, abs=0.1)
+    assert table.switch_ms == pytest.approx(3.0, abs=0.1)
+    assert table.context_rows is not None
+    assert PROMPT_LENGTH < table.context_rows < 3 * PROMPT_LENGTH
+
+
+def test_the_costs_that_were_measured_are_what_the_cost_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CostModel(profiled_in_long_context(monkeypatch, switch_ms=0.0), 7)
+    for batch, rows, depth, context in ((2, 5, 2, 600.0), (2, 16, 7, 1500.0), (1, 1, 1, 300.0)):
+        true = CALL_MS + rows * (ROW_MS + context * 0.5 / 1000) + PASS_MS + PASS_ROW_MS * depth * batch
+        assert model.step_ms(batch, np.array([rows]), depth, context) == pytest.approx(true, rel=0.05)
 
 
 def test_every_captured_shape_is_run() -> None:
@@ -169,6 +240,27 @@ def test_a_broken_table_is_named_measured_again_and_replaced(
     assert load_cost_table(path, "here").state == "loaded"
 
 
+@pytest.mark.parametrize("entry", ["NaN", "null", "Infinity", "-1.0"])
+def test_a_table_with_impossible_entries_is_none_where_measuring_is_off_and_auto_still_serves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, entry: str
+) -> None:
+    path = tmp_path / "cost_table.json"
+    saved_elsewhere(path)
+    path.write_text(path.read_text().replace("2000.0", entry))
+    engine = steep_engine(1)
+    table = obtain_cost_table(engine, RATIOS, "elsewhere", path, measure=False)
+    assert table is None
+    assert caplog.text.count(str(path)) == 1
+    assert "none, and measuring is off" in caplog.text
+    caplog.clear()
+    engine.policy = make_policy("auto", table, engine.limits.traits)
+    assert len(caplog.records) == 1
+    engine.submit(Request("r", (65,), 20, ignore_eos=True))
+    while engine.has_work:
+        assert all(event.error is None for event in engine.step())
+    assert engine.trace.totals.verified == engine.trace.totals.drafted > 0  # every draft of a fixed depth
+
+
 def test_a_table_of_other_ratios_is_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "cost_table.json"
     saved_elsewhere(path, ratios=(0.5, 1.0))
@@ -200,7 +292,7 @@ def test_a_measured_table_makes_dcut_verify_less_where_rows_cost_more() -> None:
     steep = DCut(profile(steep_engine(), RATIOS, "here"))
     flat = DCut(profile(flat_engine(), RATIOS, "here"))
     confidence = np.full((4, 7), 0.7, np.float32)
-    assert steep.select(confidence).keep.sum() < flat.select(confidence).keep.sum()
+    assert selected(steep, confidence).keep.sum() < selected(flat, confidence).keep.sum()
 
 
 def test_the_fingerprint_names_what_a_table_depends_on() -> None:

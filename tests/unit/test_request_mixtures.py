@@ -13,11 +13,12 @@ from scripted_runs import EOS, LETTERS, TOKENIZER, Stream, letters, letters_scri
 from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.policies import make_policy
-from dcut_trt.types import Request, SamplingParams
+from dcut_trt.types import DraftTraits, Request, SamplingParams
 
 MAX_LEN = 48
-POLICIES = ("plain", "dflash", "ratio:0.25", "ratio:0.75", "dcut")
+POLICIES = ("plain", "dflash", "ratio:0.25", "ratio:0.75", "dcut", "auto")
 # Costs so close together that dcut's choice changes from step to step.
+TRAITS = DraftTraits(7, any_budget=True, short_blocks=True)  # of the scripted drafter
 TABLE = CostTable(
     (1,), (0.25, 0.5, 0.75, 1.0), np.array([[10.0, 10.9, 11.0, 11.04]]), np.array([9.0]), "fixed", "never"
 )
@@ -69,7 +70,7 @@ def test_any_mixture_equals_plain_decoding_by_definition(
 ) -> None:
     script = letters_script()
     engine = scripted_engine(
-        make_policy(policy, TABLE),
+        make_policy(policy, TABLE, TRAITS),
         script=script,
         max_batch=4,
         max_len=MAX_LEN,

@@ -16,10 +16,11 @@ HEAD = "lm_head"
 
 @dataclass(frozen=True, slots=True)
 class DrafterOutputs(Generic[T]):
-    """tokens i32 [R]; confidence f32 [R]."""
+    """tokens i32 [R]; confidence f32 [R]; margin f32 [R], None where the emitter leaves it out."""
 
     tokens: T
     confidence: T
+    margin: T | None
 
 
 def drafter(
@@ -37,6 +38,29 @@ def drafter(
 
     positions: [M] of the merged rows, in the emitter's order; block_positions: [N] of the block rows.
     """
+    states = draft_states(
+        ops,
+        config,
+        features=features,
+        block_ids=block_ids,
+        positions=positions,
+        block_positions=block_positions,
+        draft_rows=draft_rows,
+    )
+    return DrafterOutputs(*draft_choice(ops, ops.linear(states, HEAD), draft_vocab))
+
+
+def draft_states(
+    ops: BlockOps[T],
+    config: DrafterConfig,
+    *,
+    features: T,
+    block_ids: T,
+    positions: T,
+    block_positions: T,
+    draft_rows: T,
+) -> T:
+    """What the head reads for each of `draft_rows`: [R, hidden]. Arguments as drafter's."""
     eps = config.rms_norm_eps
     context = ops.rms_norm(ops.linear(features, "fc"), "hidden_norm", eps)  # [C, hidden], the same for every layer
     block = ops.embed(block_ids, EMBEDDING)  # [N, hidden]
@@ -46,9 +70,7 @@ def drafter(
             attended, block = ops.gather(attended, draft_rows), ops.gather(block, draft_rows)
         block = ops.add(block, ops.linear(attended, f"layers.{layer}.self_attn.o_proj"))
         block = add_mlp(ops, f"layers.{layer}", block, eps)
-    logits = ops.linear(ops.rms_norm(block, "norm", eps), HEAD)  # [R, V']
-    tokens, confidence = draft_choice(ops, logits, draft_vocab)
-    return DrafterOutputs(tokens, confidence)
+    return ops.rms_norm(block, "norm", eps)
 
 
 def attend_layer(

@@ -55,6 +55,12 @@ class Ops(Protocol[T]):
     def peak_probability(self, logits: T, peak: T) -> T:
         """Softmax probability of each row's largest logit, whose value is `peak`: 1 / sum(exp(logits - peak))."""
 
+    def margin(self, logits: T, peak: T, probability: T) -> T | None:
+        """By how much the probability of the largest logit exceeds that of the next one: f32 [rows].
+
+        None where drafts are ranked on the device, which does not read it.
+        """
+
 
 class BlockOps(Ops[T], Protocol[T]):
     """What a block drafter needs besides: rows of new context and rows of a block, request by request."""

@@ -1,0 +1,91 @@
+"""What an arm costs beyond what the cost model knows: against the other arm, and what is owed to the drafter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LASTING = 6  # steps of an arm after which it is the one in use; the other one's steps tell how they differ
+_FOLLOW, _DIFFER = 0.1, 0.03  # how much a step counts for the one and for the other, after the first ones
+_ODD = 0.25  # of the logarithm of measured over predicted; more than that counts as this
+
+
+@dataclass(slots=True)
+class _Record:
+    """Logarithms of measured over predicted: level of drafting steps, offset of the others from it.
+
+    drafting: whether the arm in use drafts.
+    """
+
+    drafting: bool
+
+    level: float = 0.0
+    offset: float = 0.0
+    levels: int = 0
+    offsets: int = 0
+
+
+class ArmTimes:
+    """How much longer than predicted steps without drafting take, if those with drafts take as long as predicted.
+
+    Between the two a few per cent decide, and the table may be wrong by more. What slows the machine down slows both,
+    and must not be mistaken for a difference: the two are compared only where they follow each other.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[int, _Record] = {}  # by bit length of the batch
+        self._last = (0, False)
+        self._run = 0  # steps of this kind so far
+
+    def learn(self, batch: int, measured_ms: float, predicted_ms: float, *, drafting: bool) -> None:
+        kind = (batch.bit_length(), drafting)
+        before, self._last = self._last, kind
+        self._run = self._run + 1 if kind == before else 0
+        if self._run == 0:
+            return  # the first of a kind is slower: another number of rows, features that waited
+        record = self._records.setdefault(kind[0], _Record(drafting))
+        if self._run >= _LASTING:
+            record.drafting = drafting
+        odd = math.log(measured_ms / predicted_ms) - record.level - (0.0 if drafting else record.offset)
+        odd = min(max(odd, -_ODD), _ODD)
+        if drafting != record.drafting:
+            share = max(_DIFFER, 1 / (record.offsets + 2))
+            record.offset += -share * odd if drafting else share * odd
+            record.offsets += 1
+        else:
+            record.level += max(_FOLLOW, 1 / (record.levels + 1)) * odd
+            record.levels += 1
+
+    def plain_factor(self, batch: int) -> float:
+        """By which to correct what a step without drafting is predicted to take, if drafting is not corrected."""
+        record = self._records.get(batch.bit_length())
+        return 1.0 if record is None else math.exp(record.offset)
+
+
+_FORGETTING = 0.98
+_TERMS = 3  # a constant, per drafted row, per pending row
+
+
+class FeedCost:
+    """Milliseconds of the drafter per feature row that it has yet to take up, fitted to the steps that drafted."""
+
+    def __init__(self) -> None:
+        self._moments = np.eye(_TERMS) * 1e-3
+        self._sums: NDArray[np.float64] = np.zeros(_TERMS)
+        self._slope = 0.0
+        self._fitted = True
+
+    def learn(self, drafted_rows: int, pending_rows: int, draft_ms: float) -> None:
+        terms = np.array([1.0, drafted_rows, pending_rows])
+        self._moments = _FORGETTING * self._moments + terms[:, None] * terms
+        self._sums = _FORGETTING * self._sums + terms * draft_ms
+        self._fitted = False
+
+    def __call__(self, pending_rows: int) -> float:
+        if not self._fitted:
+            self._slope = max(0.0, float(np.linalg.solve(self._moments, self._sums)[2]))
+            self._fitted = True
+        return self._slope * pending_rows

@@ -1,0 +1,152 @@
+"""Whether to draft at all, and how far: changing one's mind only for a gain, and looking again now and then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+BYPASS = 0  # the arm that drafts nothing; every other arm is a draft depth
+PROBE = -1  # a step in which a few draft, to see whether all should
+
+_COMPARE_EVERY = 16  # steps between two comparisons of the arms at one batch size
+_MARGIN = 0.02  # predicted gain below which no arm is left
+_CLEAR = 0.15  # predicted gain at which it is left at once
+_PATIENCE = 3  # comparisons that a smaller gain must stand, after as many in which none was needed
+_CLOSE, _CLOSE_AT_FIRST = 0.15, 0.4  # predicted loss up to which drafting and not drafting are tried against each other
+_TRIAL = 6  # steps of a trial
+_SOON, _LATE = 32, 256  # steps of drafting between two trials without: doubled each time
+_WHOLE_EVERY = 64  # steps of short blocks after which one is drafted whole, to see what lies deeper
+
+
+class ArmChoice:
+    """The arm in use, None before the first comparison. Noise does not move it: a lead must be clear, or last."""
+
+    def __init__(self) -> None:
+        self.current: int | None = None
+        self._leads = self._comparisons = 0
+
+    def weigh(self, rates: Mapping[int, float]) -> None:
+        """Choose anew. rates: predicted tokens per millisecond of each arm."""
+        best = max(rates, key=lambda arm: rates[arm])
+        lead = math.inf if self.current is None else rates[best] / rates[self.current] - 1
+        self._leads = self._leads + 1 if lead > _MARGIN else 0
+        self._comparisons += 1
+        if lead > _CLEAR or self._leads >= (_PATIENCE if self._comparisons > _PATIENCE else 1):
+            self.current, self._leads = best, 0
+
+
+_SHORTEST, _LONGEST = 32, 512  # steps between two probes
+_AGAIN = 4  # steps until the next probe when one spoke for drafting
+_SHARE = 0.01  # of all time that probes may cost
+_FIRST_MS = 100.0  # that they may cost before that share is worth anything
+
+
+class ProbeSchedule:
+    """When a policy that has stopped drafting drafts a little to see whether it still should not.
+
+    Probes become rarer while they find nothing new, and stop for a while when they have cost more than their share.
+    """
+
+    def __init__(self) -> None:
+        self._interval = _SHORTEST
+        self._since = self._size_class = 0
+        self._spent_ms = self._total_ms = 0.0
+
+    def due(self, batch: int) -> bool:
+        """To be asked once per step without drafting."""
+        if batch.bit_length() != self._size_class:
+            self._size_class, self._interval = batch.bit_length(), _SHORTEST
+        self._since += 1
+        affordable = self._spent_ms <= _FIRST_MS + _SHARE * self._total_ms
+        return self._since >= self._interval and affordable
+
+    def probed(self, extra_ms: float) -> None:
+        """extra_ms: what the probe cost more than a step without."""
+        self._since = 0
+        self._spent_ms += max(0.0, extra_ms)
+
+    def answered(self, *, draft: bool) -> None:
+        """draft: whether, after the latest probe, drafting looks better than not."""
+        self._interval = _AGAIN if draft else min(_LONGEST, max(_SHORTEST, 2 * self._interval))
+
+    def passed(self, step_ms: float) -> None:
+        self._total_ms += step_ms
+
+
+class Arms:
+    """Which arm a step takes, for each size class of batches: from one power of two to the next.
+
+    Of an arm that is not in use nobody learns what it costs by now. So where drafting and not drafting are close, the
+    other one is tried for a few steps now and then.
+    """
+
+    def __init__(self, draft_length: int) -> None:
+        self._length = draft_length
+        self._choices: dict[int, ArmChoice] = {}  # by size class, so that traffic that returns finds its arm
+        self._rivals: dict[int, int] = {}  # the best arm of the other kind, where it is close
+        self._trial_every: dict[int, int] = {}  # of the size classes that have been tried without drafting
+        self._compared: dict[int, int] = {}  # batch -> the step at which its arms were compared
+        self._probes = ProbeSchedule()
+        self._asked = self._news = False  # a probe, and a probe or a trial that has not been weighed yet
+        self._trial = (BYPASS, 0)  # an arm on trial, and for how many more steps
+        self._steps = self._since_trial = self._since_whole = 0
+
+    def current(self, batch: int) -> int | None:
+        return self._choice(batch).current
+
+    def must_compare(self, batch: int) -> bool:
+        """To be asked once per step."""
+        self._steps += 1
+        return self._news or self._steps - self._compared.get(batch, -_COMPARE_EVERY) >= _COMPARE_EVERY
+
+    def compare(self, batch: int, rates: Mapping[int, float]) -> None:
+        """rates: predicted tokens per millisecond of each arm at this batch size, one of BYPASS if it may be."""
+        drafting = max((arm for arm in rates if arm != BYPASS), key=lambda arm: rates[arm])
+        if self._asked:
+            self._probes.answered(draft=rates[drafting] > rates.get(BYPASS, 0.0))
+        self._asked = self._news = False
+        choice, size_class = self._choice(batch), batch.bit_length()
+        choice.weigh(rates)
+        self._compared[batch] = self._steps
+        self._rivals.pop(size_class, None)
+        own, rival = (BYPASS, drafting) if choice.current == BYPASS else (drafting, BYPASS)
+        close = _CLOSE_AT_FIRST if rival == BYPASS and size_class not in self._trial_every else _CLOSE
+        if rival in rates and rates[rival] > (1 - close) * rates[own]:
+            self._rivals[size_class] = rival
+
+    def next(self, batch: int) -> int:
+        """BYPASS, PROBE or a draft depth."""
+        arm, left = self._trial
+        if left:
+            self._trial = (arm, left - 1)
+            return arm
+        current, rival = self.current(batch), self._rivals.get(batch.bit_length())
+        if current == BYPASS:
+            if not self._probes.due(batch):
+                return BYPASS
+            return PROBE if rival is None else self._try(rival)
+        assert current is not None, "the arms were compared"
+        self._since_trial += 1
+        every = self._trial_every.get(batch.bit_length(), 0)
+        if rival == BYPASS and self._since_trial >= every:
+            self._trial_every[batch.bit_length()] = min(max(_SOON, 2 * every), _LATE)
+            return self._try(BYPASS)
+        self._since_whole = 0 if current == self._length else self._since_whole + 1
+        return self._length if self._since_whole % _WHOLE_EVERY == 0 else current
+
+    def passed(self, batch: int, step_ms: float, plain_ms: float, *, drafted: bool) -> None:
+        """A step took so long; plain_ms is what one without drafting takes."""
+        self._probes.passed(step_ms)
+        if drafted != (self.current(batch) == BYPASS):
+            return
+        if drafted:
+            self._probes.probed(step_ms - plain_ms)
+        if not self._trial[1]:
+            self._news, self._asked = True, drafted
+
+    def _try(self, arm: int) -> int:
+        self._trial, self._since_trial = (arm, _TRIAL - 1), 0
+        return arm
+
+    def _choice(self, batch: int) -> ArmChoice:
+        return self._choices.setdefault(batch.bit_length(), ArmChoice())

@@ -1,0 +1,270 @@
+"""The default rule: expected tokens against expected time, over every budget, depth, and not drafting at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcut_trt.spec.arm_costs import ArmTimes, FeedCost
+from dcut_trt.spec.arms import BYPASS, PROBE, Arms
+from dcut_trt.spec.cost_model import CostModel
+from dcut_trt.spec.cost_table import CostTable
+from dcut_trt.spec.packing import budget
+from dcut_trt.spec.policy import NO_DRAFT, WHOLE_BLOCK, Policy
+from dcut_trt.spec.replay import RecentBlocks
+from dcut_trt.spec.rules import FixedDepth
+from dcut_trt.spec.score import AcceptanceScore
+from dcut_trt.spec.selector import keep_depths, prefix_log_scores, rank
+from dcut_trt.types import BatchView, Draft, DraftTraits, IntArray, Intent, Offer, Selection, StepOutcome
+
+logger = logging.getLogger(__name__)
+
+SHORT_DEPTHS = (1, 2, 4)
+
+_KNOWN = 32  # recent blocks before the arms are compared
+_PROBE_ROWS = 8  # requests that draft in a probe
+_LATEST = 64  # blocks that count while only probes bring new ones
+_STAY = 64  # steps over which the features that wait for the drafter are paid off
+
+
+@dataclass(frozen=True, slots=True)
+class AutoParts:
+    """What of the rule is in use, so that each part's gain can be measured by leaving it out.
+
+    score: fitted acceptance, else the prefix product.  budget: any number of rows, else the table's ratios.
+    cost: costs by context, block depth and change of K, with what steps took deciding between the arms, else the
+    table's.  bypass: steps without drafting.  depth: short blocks.
+    """
+
+    score: bool = True
+    budget: bool = True
+    cost: bool = True
+    bypass: bool = True
+    depth: bool = True
+
+    @classmethod
+    def without(cls, text: str) -> AutoParts:
+        """From a text that names_parts() accepts, such as "-score-budget"; "" leaves nothing out."""
+        return cls(**dict.fromkeys(text.split("-")[1:], False))
+
+
+PART_NAMES = tuple(field.name for field in dataclasses.fields(AutoParts))
+
+
+def names_parts(text: str) -> bool:
+    """Whether a text names parts to leave out, each once and after a minus."""
+    before, *names = text.split("-")
+    return not before and len(set(names)) == len(names) and set(names) <= set(PART_NAMES)
+
+
+class StepCosts(Protocol):
+    """What CostModel offers, and what a fixed table can offer too."""
+
+    def step_ms(self, view_batch: int, rows: IntArray, depth: int, context: float) -> NDArray[np.float64]: ...
+
+    def plain_ms(self, batch: int, context: float) -> float: ...
+
+
+class TableCosts:
+    """The table as it was measured, with straight lines between its ratios."""
+
+    def __init__(self, table: CostTable, draft_length: int) -> None:
+        self._table = table
+        self._block = draft_length + 1
+
+    def step_ms(self, view_batch: int, rows: IntArray, depth: int, context: float) -> NDArray[np.float64]:
+        budgets = [budget(ratio, view_batch, self._block) for ratio in self._table.ratios]
+        return np.interp(rows, budgets, self._table.row(view_batch))
+
+    def plain_ms(self, batch: int, context: float) -> float:
+        if self._table.plain_ms is None:
+            return np.inf
+        nearest = min(range(len(self._table.batches)), key=lambda index: abs(self._table.batches[index] - batch))
+        return float(self._table.plain_ms[nearest])
+
+
+def make_auto(text: str, table: CostTable | None, traits: DraftTraits) -> Policy:
+    """`auto`, or `auto:` and the parts to leave out; verifies every draft when there is no cost table."""
+    name = f"auto:{text}" if text else "auto"
+    if table is None:
+        logger.warning("policy=%r: there is no cost table, so every draft is verified", name)
+        fixed = FixedDepth()
+        fixed.name = name
+        return fixed
+    parts = AutoParts.without(text)
+    kind = CostModel if parts.cost else TableCosts
+    return Auto(parts, table, traits, kind(table, traits.draft_length), AcceptanceScore(traits.draft_length), name)
+
+
+class Auto:
+    """Draft for all, for a few or for nobody, as deep as pays; then verify the drafts that pay.
+
+    Before drafting, recent blocks tell what each arm would bring (replay.py); after it, the drafts' own scores do.
+    """
+
+    drafts = True
+    learns = True
+
+    def __init__(
+        self,
+        parts: AutoParts,
+        table: CostTable,
+        traits: DraftTraits,
+        costs: StepCosts,
+        score: AcceptanceScore,
+        name: str = "auto",
+    ) -> None:
+        self.name = name
+        self.parts = parts
+        self._table = table
+        self._length = traits.draft_length
+        self._any_budget = traits.any_budget
+        self._depths: tuple[int, ...] = (self._length,)
+        if parts.depth and traits.short_blocks:
+            self._depths = (*(depth for depth in SHORT_DEPTHS if depth < self._length), self._length)
+        self._costs, self._score = costs, score
+        self._recent = RecentBlocks(self._length)
+        self._arms, self._times, self._feed = Arms(self._length), ArmTimes(), FeedCost()
+        self._home: dict[tuple[int, int], int] = {}  # batch, depth -> the K to come back to
+        self._measured: tuple[float, float] | None = None  # tokens and rows per request, where a device selects
+        self._last_rows = 0
+        self._context = np.nan  # as profiled
+        self._intent = WHOLE_BLOCK
+        self._switch_ms = (table.switch_ms or 0.0) if parts.cost else 0.0
+        self._may_bypass = parts.bypass and np.isfinite(costs.plain_ms(1, np.nan))
+
+    def intend(self, view: BatchView) -> Intent:
+        self._context = float(view.context_lens.mean())
+        self._intent = self._choose(view)
+        return self._intent
+
+    def _choose(self, view: BatchView) -> Intent:
+        batch = view.batch
+        if len(self._recent) < _KNOWN and self._measured is None:
+            sparing = self._may_bypass and self._any_budget and batch > _PROBE_ROWS
+            return self._few(view) if sparing else WHOLE_BLOCK
+        if self._arms.must_compare(batch):
+            self._compare(view)
+        arm = self._arms.next(batch)
+        if arm == PROBE:
+            return self._few(view) if self._any_budget else WHOLE_BLOCK
+        if arm == self._length:
+            return WHOLE_BLOCK
+        return NO_DRAFT if arm == BYPASS else Intent(depth=arm)
+
+    def _few(self, view: BatchView) -> Intent:
+        """Those draft for whom the drafter has the least to catch up with."""
+        count = min(_PROBE_ROWS, view.batch)
+        rows = np.sort(np.argpartition(view.pending_rows, count - 1)[:count]).astype(np.int32)
+        return Intent(rows=rows)
+
+    def _compare(self, view: BatchView) -> None:
+        rates = {depth: self._draft_rate(view, depth) for depth in self._depths}
+        if self._may_bypass:
+            rates[BYPASS] = view.batch / self._plain_ms(view.batch)
+        self._arms.compare(view.batch, rates)
+
+    def _plain_ms(self, batch: int) -> float:
+        return self._costs.plain_ms(batch, self._context) * self._times.plain_factor(batch)
+
+    def _draft_rate(self, view: BatchView, depth: int) -> float:
+        """Tokens per millisecond that drafting `depth` tokens for all is expected to bring."""
+        batch = view.batch
+        bypassing = self._arms.current(batch) == BYPASS
+        resume_ms = self._feed(int(view.pending_rows.sum())) / _STAY if bypassing else 0.0
+        if not len(self._recent):
+            assert self._measured is not None, "one of both is known"
+            tokens, rows = self._measured
+            cost_ms = self._costs.step_ms(batch, np.array([round(rows * batch)], np.int32), depth, self._context)
+            return float(tokens * batch / (cost_ms[0] + resume_ms))
+        sizes = self._sizes(batch, batch, depth)
+        cost_ms = self._costs.step_ms(batch, sizes, depth, self._context) + resume_ms
+        latest = _LATEST if bypassing else len(self._recent)
+        prospect = self._recent.prospect(batch, depth, sizes, cost_ms, self._switch_ms, latest)
+        self._home[batch, depth] = prospect.size
+        return prospect.rate
+
+    def _sizes(self, batch: int, drafting: int, depth: int) -> IntArray:
+        """The K that may be verified when `drafting` of the batch have drafted `depth` tokens."""
+        if self._table.flat:
+            return np.array([batch + drafting * depth], np.int32)
+        finest = self._any_budget and self.parts.budget
+        return _sizes(batch, drafting, depth, None if finest else self._table.ratios)
+
+    def select(self, draft: Draft, view: BatchView) -> Selection:
+        drafting, depth = draft.confidence.shape
+        batch, rows = view.batch, self._intent.rows
+        scored = self._score.log_scores(draft, view, rows) if self.parts.score else prefix_log_scores(draft.confidence)
+        ranked = rank(scored)
+        sizes = self._sizes(batch, drafting, depth)
+        others = batch - drafting  # anchors of those that did not draft
+        if rows is not None:
+            sizes = sizes[sizes >= others + 2 * drafting]  # a probe that verifies nothing would tell nothing
+        expected = others + np.cumsum(np.exp(scored.T.ravel()[ranked]), dtype=np.float64)[sizes - others - 1]
+        cost_ms = self._costs.step_ms(batch, sizes, depth, self._context)
+        if self._switch_ms:
+            # Once for leaving the last step's K, and once for the way back to the one that is best on the average.
+            home = self._home.get((batch, depth), self._last_rows)
+            cost_ms += self._switch_ms * (1.0 * (sizes != self._last_rows) + (sizes != home))
+        size = int(sizes[np.argmax(expected / cost_ms)])
+        ratio = None if self._any_budget and self.parts.budget else self._ratio_of(size, batch)
+        return Selection(keep_depths(ranked, size - others, drafting), ratio, scored)
+
+    def _ratio_of(self, size: int, batch: int) -> float:
+        ratios = self._table.ratios
+        return next((ratio for ratio in ratios if budget(ratio, batch, self._length + 1) >= size), ratios[-1])
+
+    def offer(self, batch: int) -> Offer:
+        ratios = self._table.ratios
+        if self._table.flat:
+            return Offer(ratios, np.ones(len(ratios)))
+        sizes = np.array([budget(ratio, batch, self._length + 1) for ratio in ratios], np.int32)
+        return Offer(ratios, self._costs.step_ms(batch, sizes, self._length, self._context))
+
+    def observe(self, outcome: StepOutcome) -> None:
+        batch, drafted = outcome.view.batch, outcome.intent.depth != 0
+        if self.parts.cost and self._may_bypass and outcome.intent.rows is None:
+            self._times.learn(batch, outcome.step_ms, self._predicted_ms(outcome), drafting=drafted)
+        self._last_rows = outcome.rows
+        if drafted:
+            self._learn_blocks(outcome)
+        self._arms.passed(batch, outcome.step_ms, self._plain_ms(batch) if drafted else 0.0, drafted=drafted)
+
+    def _predicted_ms(self, outcome: StepOutcome) -> float:
+        # Nothing corrects it: a factor that all K share changes no choice among them, and ArmTimes sees to the arms.
+        batch, depth = outcome.view.batch, outcome.intent.depth
+        if depth == 0:
+            return self._costs.plain_ms(batch, self._context)
+        size = np.array([outcome.rows], np.int32)
+        switch_ms = self._switch_ms * (outcome.rows != self._last_rows)
+        return float(self._costs.step_ms(batch, size, depth or self._length, self._context)[0]) + switch_ms
+
+    def _learn_blocks(self, outcome: StepOutcome) -> None:
+        view, intent = outcome.view, outcome.intent
+        if outcome.selection is None:
+            seen = np.array([1 + outcome.accepted.mean(), outcome.rows / view.batch])
+            before = seen if self._measured is None else np.array(self._measured)
+            self._measured = tuple((before + (seen - before) / 16).tolist())
+            return
+        if self.parts.score:
+            self._score.learn(outcome)
+        drafting = view.pending_rows if intent.rows is None else view.pending_rows[intent.rows]
+        depth = self._length if intent.depth is None else intent.depth
+        self._feed.learn(len(drafting) * (depth + 1), int(drafting.sum()), outcome.draft_ms)
+        if outcome.selection.log_scores is not None:
+            self._recent.add(np.exp(outcome.selection.log_scores))
+
+
+@functools.lru_cache(maxsize=1024)
+def _sizes(batch: int, drafting: int, depth: int, ratios: tuple[float, ...] | None) -> IntArray:
+    most = batch + drafting * depth
+    if ratios is None:
+        return np.arange(batch, most + 1, dtype=np.int32)
+    others = batch - drafting
+    return np.array(sorted({others + budget(ratio, drafting, depth + 1) for ratio in ratios}), np.int32)

@@ -1,0 +1,195 @@
+"""What any step costs: the cost table between and beyond its entries, slowly corrected by what steps really take."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcut_trt.spec.cost_table import CostTable
+from dcut_trt.spec.packing import budget
+from dcut_trt.types import StepOutcome
+
+Floats = NDArray[np.float64]
+
+# A correction moves by this share of the logarithm of measured over predicted, which counts no further than the limit:
+# one step of five times its time moves it by GAIN * ERROR_LIMIT = 1 %, a lasting change is learnt in some 50 steps.
+GAIN, ERROR_LIMIT = 0.1, 0.1
+MACHINE_SHARE = 0.75  # of a move, taken for the whole machine; the rest is of the arm and the batch sizes around
+DISTURBED = 0.25  # weight of a step whose batch or kind differs from the last one's, or whose drafter had to catch up
+WIDEST = math.log(2)  # a correction stays within [0.5, 2]
+FLOOR = 0.1  # of a batch size's cheapest measured step: no prediction is below
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """Drafting steps of one batch size by K, with whole blocks and the profiled context.
+
+    rows, ms: [n] knots of a line through B..B * (D + 1), both ascending.  draft_saves: [D + 1] milliseconds that a
+    block of so many tokens saves against a whole one.  places, weights: the captured batch sizes around.
+    """
+
+    rows: Floats
+    ms: Floats
+    draft_saves: Floats
+    places: NDArray[np.intp]
+    weights: Floats
+
+
+class CostModel:
+    """Milliseconds of a whole step for any batch size, K, block depth and context, for one engine and its thread.
+
+    Straight lines between the budgets K_rho(B) of the measured ratios, and between captured batch sizes at equal rows
+    per request. More rows never cost less, whatever the noise of the table. Where a step without drafting and the
+    drafter's pass were measured, their sum is the drafting step with K = B; else nothing is known below the smallest
+    ratio, and it costs what that costs.
+    """
+
+    def __init__(self, table: CostTable, draft_length: int) -> None:
+        self.table = table
+        self.draft_length = draft_length
+        self._machine = 0.0  # logarithms of the corrections
+        self._drafting = np.zeros(len(table.batches))
+        self._plain = np.zeros(len(table.batches))
+        self._last: tuple[int, bool, int] | None = None  # batch, drafting, rows
+        self._captured = [self._captured_curve(place) for place in range(len(table.batches))]
+        self._curve = functools.lru_cache(maxsize=1024)(self._curve_at)
+
+    @property
+    def switch_ms(self) -> float:
+        """What a step costs more when its K differs from that of the last one, and which is in no other number here; 0
+        where it was not measured."""
+        return (self.table.switch_ms or 0.0) * math.exp(self._machine)
+
+    def step_ms(self, batch: int, rows: NDArray[np.integer], depth: int, context: float) -> Floats:
+        """Of drafting steps that verify so many rows [n], each in B..B * (D + 1); non-decreasing in rows.
+
+        depth: tokens per block, 1..D.  context: mean rows in the target's cache per request; NaN is the profiled one.
+        """
+        curve = self._curve(batch)
+        ms = curve.ms - curve.draft_saves[min(max(depth, 1), self.draft_length)]
+        cost = self.table.context_ms
+        if cost is not None:
+            ms = ms + (cost.request * batch + cost.row * curve.rows) * self._more_context(context)
+        ms = np.maximum(np.maximum.accumulate(ms), FLOOR * curve.ms[0])
+        factor = self._factor(self._drafting, curve)
+        predicted: Floats = factor * np.interp(rows, curve.rows, ms)
+        return predicted
+
+    def plain_ms(self, batch: int, context: float) -> float:
+        """Of a step without drafting; infinite when that was not measured."""
+        plain = self.table.plain_ms
+        if plain is None:
+            return math.inf
+        curve = self._curve(batch)
+        measured = float(plain[curve.places] @ curve.weights)
+        cost = self.table.context_ms
+        here = measured if cost is None else measured + cost.plain * batch * self._more_context(context)
+        return self._factor(self._plain, curve) * max(here, FLOOR * measured)
+
+    def learn(self, outcome: StepOutcome) -> None:
+        """Correct the arm and the batch sizes around by a step that was measured; one odd step changes little."""
+        view, intent = outcome.view, outcome.intent
+        batch, rows, context = view.batch, outcome.rows, float(view.context_lens.mean())
+        count = 0 if intent.depth == 0 else batch if intent.rows is None else len(intent.rows)
+        drafting = count > 0
+        last, self._last = self._last, (batch, drafting, rows)
+        if 0 < count < batch:
+            return  # neither arm is like a step in which a part of the batch drafts
+        if drafting:
+            depth = intent.depth or self.draft_length
+            predicted = float(self.step_ms(batch, np.array([rows]), depth, context)[0])
+        else:
+            predicted = self.plain_ms(batch, context)
+        if last is not None and last[2] != rows:
+            predicted += self.switch_ms
+        if not (math.isfinite(outcome.step_ms) and outcome.step_ms > 0 and math.isfinite(predicted)):
+            return
+        error = min(max(math.log(outcome.step_ms / predicted), -ERROR_LIMIT), ERROR_LIMIT)
+        catching_up = drafting and int(view.pending_rows.sum()) > batch * (self.draft_length + 1)
+        steady = last is not None and last[:2] == (batch, drafting) and not catching_up
+        self._move(self._drafting if drafting else self._plain, batch, error * GAIN * (1.0 if steady else DISTURBED))
+
+    def _move(self, arm: Floats, batch: int, move: float) -> None:
+        """Change the logarithm of the correction at this batch size by `move`, no further than it may go."""
+        curve = self._curve(batch)
+        now = self._machine + float(arm[curve.places] @ curve.weights)
+        move = min(max(now + move, -WIDEST), WIDEST) - now
+        self._machine += MACHINE_SHARE * move
+        arm[curve.places] += (1 - MACHINE_SHARE) * move * curve.weights / (curve.weights @ curve.weights)
+
+    def _factor(self, arm: Floats, curve: _Curve) -> float:
+        return math.exp(min(max(self._machine + float(arm[curve.places] @ curve.weights), -WIDEST), WIDEST))
+
+    def _more_context(self, context: float) -> float:
+        """By how many thousand rows it exceeds the profiled one."""
+        profiled = self.table.context_rows
+        return (max(context, 0.0) - profiled) / 1000 if profiled is not None and math.isfinite(context) else 0.0
+
+    def _curve_at(self, batch: int) -> _Curve:
+        """Between the captured batch sizes at equal rows per request; beyond them the nearest one's, at equal rows."""
+        batches = self.table.batches
+        after = int(np.searchsorted(batches, batch))
+        if after == len(batches) or batches[after] == batch or after == 0:
+            place = min(after, len(batches) - 1)
+            rows, ms = _extended(self._captured[place], batch, self.draft_length)
+            places, weights = np.array([place]), np.ones(1)
+        else:
+            before = after - 1
+            share = (batch - batches[before]) / (batches[after] - batches[before])
+            places, weights = np.array([before, after]), np.array([1 - share, share])
+            ends = [_extended(self._captured[place], batches[place], self.draft_length) for place in (before, after)]
+            each = [knots / batches[place] for place, (knots, _) in zip((before, after), ends, strict=True)]
+            per_request = np.union1d(*each)
+            rows = per_request * batch
+            costs = [np.interp(per_request, knots, ms) for knots, (_, ms) in zip(each, ends, strict=True)]
+            ms = weights @ np.array(costs)
+        return _Curve(rows, ms, self._draft_saves(places, weights), places, weights)
+
+    def _draft_saves(self, places: NDArray[np.intp], weights: Floats) -> Floats:
+        depths, draft_ms = self.table.depths, self.table.draft_ms
+        if depths is None or draft_ms is None:
+            return np.zeros(self.draft_length + 1)
+        by_depth = _rising(weights @ draft_ms[places])
+        passes = np.interp(np.arange(self.draft_length + 1), depths, by_depth)
+        saves: Floats = passes[-1] - passes
+        return saves
+
+    def _captured_curve(self, place: int) -> tuple[Floats, Floats]:
+        """Distinct budgets, ascending, and their milliseconds, made non-decreasing."""
+        table, batch = self.table, self.table.batches[place]
+        points: dict[int, list[float]] = {}
+        for ratio, cost in zip(table.ratios, table.cost_ms[place].tolist(), strict=True):
+            points.setdefault(budget(ratio, batch, self.draft_length + 1), []).append(cost)
+        if batch not in points and table.plain_ms is not None and table.draft_ms is not None:
+            points[batch] = [float(table.plain_ms[place] + table.draft_ms[place, -1])]
+        rows = sorted(points)
+        return np.array(rows, np.float64), _rising([float(np.mean(points[size])) for size in rows])
+
+
+def _extended(curve: tuple[Floats, Floats], batch: int, draft_length: int) -> tuple[Floats, Floats]:
+    """The curve from K = B, level below its first knot, to B * (D + 1), on along its overall slope."""
+    rows, ms = curve
+    if batch < rows[0]:
+        rows, ms = np.insert(rows, 0, batch), np.insert(ms, 0, ms[0])
+    most = batch * (draft_length + 1)
+    if most > rows[-1]:
+        slope = (ms[-1] - ms[0]) / (rows[-1] - rows[0]) if len(rows) > 1 else 0.0
+        rows, ms = np.append(rows, most), np.append(ms, ms[-1] + slope * (most - rows[-1]))
+    return rows, ms
+
+
+def _rising(values: Sequence[float] | Floats) -> Floats:
+    """The nearest non-decreasing sequence in least squares: neighbours in the wrong order become their mean."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = float(value), 1
+        while pools and pools[-1][0] > mean:
+            before, size = pools.pop()
+            mean, count = (before * size + mean * count) / (size + count), size + count
+        pools.append((mean, count))
+    return np.array([mean for mean, count in pools for _ in range(count)])

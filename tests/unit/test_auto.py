@@ -1,0 +1,431 @@
+"""The default rule: what it chooses where the answer is known, when it changes its mind, and what it never does."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+
+import numpy as np
+import pytest
+from auto_world import RATIOS, Costs, D, PrefixScore, World
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scripted_runs import Stream, letters, letters_script, requests
+
+from dcut_trt.backends.scripted import scripted_engine
+from dcut_trt.errors import UnsupportedOption
+from dcut_trt.spec.arm_costs import ArmTimes, FeedCost
+from dcut_trt.spec.arms import ArmChoice, ProbeSchedule
+from dcut_trt.spec.auto import PART_NAMES, Auto, AutoParts, TableCosts, make_auto
+from dcut_trt.spec.cost_model import CostModel
+from dcut_trt.spec.cost_table import CostTable
+from dcut_trt.spec.packing import budget
+from dcut_trt.spec.policies import check_policy_name, make_policy
+from dcut_trt.spec.replay import RecentBlocks
+from dcut_trt.spec.rules import DCut, Plain
+from dcut_trt.spec.selector import prefix_log_scores
+from dcut_trt.types import BatchView, Draft, DraftTraits, FloatArray, IntArray, Intent, Request, SamplingParams
+
+FREE = DraftTraits(D, any_budget=True, short_blocks=True)
+BUCKETS = DraftTraits(D)
+CHEAP, MIDDLING, STEEP = Costs(per_row=0.05, draft=0.01), Costs(), Costs(base=1.0, per_row=1.5)
+
+
+def seldom(draws: FloatArray) -> FloatArray:
+    return 0.2 + 0.6 * draws**2
+
+
+def often(draws: FloatArray) -> FloatArray:
+    return draws**0.25
+
+
+def auto(table: CostTable, traits: DraftTraits = FREE, **parts: bool) -> Auto:
+    chosen = AutoParts(**parts)
+    costs = CostModel(table, D) if chosen.cost else TableCosts(table, D)
+    return Auto(chosen, table, traits, costs, PrefixScore())
+
+
+def view_of(batch: int, pending: IntArray | None = None) -> BatchView:
+    context = np.full(batch, 50, np.int32)
+    pending = np.zeros(batch, np.int32) if pending is None else pending
+    return BatchView(tuple(map(str, range(batch))), context, pending, np.zeros(batch, np.float32))
+
+
+def draft_of(confidence: FloatArray) -> Draft:
+    return Draft(np.zeros(confidence.shape, np.int32), confidence)
+
+
+def arms(world: World) -> set[int | str]:
+    return {
+        "few" if intent.rows is not None else D if intent.depth is None else intent.depth for intent in world.intents
+    }
+
+
+def share(world: World, depth: int, last: int) -> float:
+    return sum(intent.depth == depth for intent in world.intents[-last:]) / last
+
+
+# What it chooses.
+
+
+@given(
+    arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 3)), elements=st.floats(0, 1, width=32)), st.data()
+)
+def test_a_step_verifies_what_the_best_of_all_choices_would(confidence: FloatArray, data: st.DataObject) -> None:
+    batch, length = confidence.shape
+    per_row = data.draw(st.floats(0.01, 5))
+    table = CostTable(
+        (batch,),
+        RATIOS,
+        np.array([[8.0 + per_row * budget(ratio, batch, length + 1) for ratio in RATIOS]]),
+        None,
+        "here",
+        "now",
+    )
+    if table.flat:
+        return
+    traits = DraftTraits(length, any_budget=True)
+    costs = CostModel(table, length)
+    policy = Auto(AutoParts(), table, traits, costs, PrefixScore())
+    policy.intend(view_of(batch))
+    keep = policy.select(draft_of(confidence), view_of(batch)).keep
+
+    scores = np.exp(prefix_log_scores(confidence))
+
+    def worth(kept: tuple[int, ...]) -> float:
+        rows = np.array([batch + sum(kept)])
+        expected = sum(scores[row, : depth + 1].sum() for row, depth in enumerate(kept))
+        return float(expected / costs.step_ms(batch, rows, length, 50.0)[0])
+
+    best = max(worth(kept) for kept in itertools.product(range(length + 1), repeat=batch))
+    assert worth(tuple(keep.tolist())) == pytest.approx(best, rel=1e-5)
+
+
+def test_replayed_blocks_give_the_rate_of_the_best_choices() -> None:
+    draws = np.random.default_rng(1)
+    blocks = np.exp(prefix_log_scores(draws.random((12, 3)).astype(np.float32)))
+    recent = RecentBlocks(3)
+    recent.add(blocks)
+    sizes = np.arange(4, 13, dtype=np.int32)
+    cost_ms = 5.0 + 0.9 * sizes
+    pooled = [np.sort(blocks[first : first + 4, :3].ravel())[::-1].cumsum() for first in (0, 4, 8)]
+
+    def rate(chosen: list[int]) -> float:
+        gained = sum(expected[size - 1] for expected, size in zip(pooled, chosen, strict=True))
+        return float(gained / sum(cost_ms[size - 4] for size in chosen))
+
+    each = [max(sizes.tolist(), key=lambda size: expected[size - 1] / cost_ms[size - 4]) for expected in pooled]
+    found = recent.prospect(4, 2, sizes, cost_ms, 0.0, latest=12)
+    assert found.rate == pytest.approx(rate(each))
+
+    steady = [rate([size] * 3) for size in sizes.tolist()]
+    assert found.size == 4 + int(np.argmax(steady))
+    switching = recent.prospect(4, 2, sizes, cost_ms, 100.0, latest=12)
+    assert (switching.rate, switching.size) == (pytest.approx(max(steady)), found.size)
+
+
+def test_a_short_block_goes_on_as_blocks_did() -> None:
+    recent = RecentBlocks(3, window=2)
+    recent.add(np.array([[1, 0.5]], np.float32))
+    assert len(recent) == 0
+    recent.add(np.array([[1, 0.8, 0.4, 0.2]], np.float32))
+    recent.add(np.array([[1, 0.4]], np.float32))
+    found = recent.prospect(1, 3, np.array([4], np.int32), np.array([1.0]), 0.0, latest=1)
+    assert found.rate == pytest.approx(1 + 0.4 + 0.2 + 0.1)
+
+
+def test_the_number_of_rows_changes_seldom_where_a_change_costs() -> None:
+    def lived(switch_ms: float) -> tuple[int, float]:
+        """Changes of K, and the share of steps at the best K."""
+        table = dataclasses.replace(MIDDLING.table(), switch_ms=switch_ms)
+        policy = auto(table, depth=False)
+        world = World(policy, MIDDLING, often)
+        world.run(100, 4)
+        rows, at_home = [], 0
+        for _ in range(200):
+            rows.append(world.step(4).rows)
+            at_home += rows[-1] == policy._home[4, D]
+        return sum(before != after for before, after in itertools.pairwise(rows)), at_home / len(rows)
+
+    assert lived(0.0)[0] > 150
+    changes, at_home = lived(2.0)
+    assert changes < 40
+    assert at_home > 0.6
+
+
+# Sanity: tables that leave no choice, and none.
+
+
+@pytest.mark.parametrize("traits", [FREE, BUCKETS])
+@pytest.mark.parametrize("chance", [0.05, 0.95])
+def test_a_flat_table_verifies_every_draft_that_is_drafted(traits: DraftTraits, chance: float) -> None:
+    flat = Costs(base=20.0, per_row=1e-4, draft=0.0)
+    table = flat.table()
+    assert table.flat
+    policy = auto(table, traits, bypass=False, depth=False)
+    world = World(policy, flat, lambda draws: np.full_like(draws, chance))
+    world.run(60, 4)
+    assert all((outcome.keep == D).all() for outcome in world.outcomes)
+    assert policy.offer(4).cost_ms.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("traits", [FREE, BUCKETS])
+def test_a_steep_table_drafts_for_nobody(traits: DraftTraits) -> None:
+    world = World(auto(STEEP.table(), traits), STEEP, seldom)
+    world.run(400, 16)
+    assert share(world, 0, 300) > 0.95
+
+
+def test_a_cheap_table_never_stops_drafting() -> None:
+    world = World(auto(CHEAP.table()), CHEAP, often)
+    world.run(200, 4)
+    assert arms(world) == {D}
+
+
+def test_without_a_table_every_draft_is_verified_and_a_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        policy = make_auto("-depth", None, FREE)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no cost table" in caplog.text
+    assert policy.name == "auto:-depth"
+    assert policy.intend(view_of(3)) == Intent()
+    assert policy.select(draft_of(np.full((3, D), 0.01, np.float32)), view_of(3)).keep.tolist() == [D] * 3
+    assert make_policy("dflash", None).name == "dflash"
+
+
+def test_a_table_that_knows_no_plain_step_always_drafts() -> None:
+    full = STEEP.table()
+    table = CostTable(full.batches, full.ratios, full.cost_ms, None, "here", "now")
+    world = World(auto(table), STEEP, seldom)
+    world.run(100, 32)
+    assert not {0, "few"} & arms(world)
+
+
+# When it changes its mind.
+
+
+def test_it_is_about_as_fast_as_the_best_of_plain_and_the_papers_rule() -> None:
+    for costs, accept, batch in itertools.product((MIDDLING, STEEP), (seldom, often), (2, 32)):
+        rates = [
+            World(policy, costs, accept).run(800, batch)
+            for policy in (auto(costs.table()), Plain(), DCut(costs.table()))
+        ]
+        assert rates[0] > 0.97 * max(rates[1:]), (costs, accept.__name__, batch, rates)
+
+
+def test_noise_does_not_make_it_flap() -> None:
+    even = Costs(base=8.0, per_row=0.52, draft=0.03, noise=0.2)  # at 8 requests both arms are within a few per cent
+    for seed in range(3):
+        policy = auto(even.table(), depth=False)
+        world = World(policy, even, seldom, seed=seed)
+        chosen = []
+        for _ in range(1500):
+            world.step(8)
+            chosen.append(policy._arms.current(8))
+        assert sum(before != after for before, after in itertools.pairwise(chosen)) <= 6
+
+
+def test_a_table_that_overrates_plain_decoding_is_found_out() -> None:
+    for factor in (0.8, 1.25):
+        costs = Costs(base=8.0, per_row=0.5, draft=0.03)
+        told = costs.table()
+        table = dataclasses.replace(told, plain_ms=told.plain_ms * factor)
+        best = max(World(policy, costs, seldom).run(1500, 8) for policy in (auto(told), Plain()))
+        world = World(auto(table), costs, seldom)
+        world.run(500, 8)
+        assert world.run(1500, 8) > 0.98 * best
+
+
+def test_a_small_lead_must_last_and_a_clear_one_need_not() -> None:
+    choice = ArmChoice()
+    for rates, first in (({0: 1.0, 7: 0.9}, 0), ({0: 1.0, 7: 1.1}, 7), ({0: 1.1, 7: 1.0}, 0)):
+        choice.weigh(rates)
+        assert choice.current == first
+    for rates in ({0: 1.0, 7: 1.1}, {0: 1.0, 7: 1.1}, {0: 1.0, 7: 1.01}, {0: 1.0, 7: 1.1}, {0: 1.0, 7: 1.1}):
+        choice.weigh(rates)
+        assert choice.current == 0
+    choice.weigh({0: 1.0, 7: 1.1})
+    assert choice.current == 7
+    choice.weigh({0: 1.3, 7: 1.1})
+    assert choice.current == 0
+
+
+def test_it_follows_the_traffic_within_a_few_steps() -> None:
+    costs = Costs(base=20.0, per_row=1.0)
+    world = World(auto(costs.table()), costs, seldom)
+    world.run(200, 32)
+    assert share(world, 0, 100) > 0.9
+    world.run(20, 1)
+    assert share(world, 0, 14) <= 6 / 14  # a trial without drafting may be among them
+    world.run(20, 32)
+    assert share(world, 0, 16) > 0.9
+
+
+def test_it_comes_back_when_drafts_get_better_while_it_drafts_for_nobody() -> None:
+    world = World(auto(MIDDLING.table()), MIDDLING, seldom)
+    world.run(1500, 8)
+    assert share(world, 0, 1000) > 0.95
+    world.accept = lambda draws: np.full_like(draws, 0.95)
+    world.run(1200, 8)
+    assert share(world, 0, 300) == 0
+
+
+@pytest.mark.parametrize("depth", [False, True])
+def test_probes_cost_little_and_become_rare(depth: bool) -> None:
+    world = World(auto(STEEP.table(), depth=depth), STEEP, seldom)
+    world.run(3000, 32)
+    probes = [step for step, intent in enumerate(world.intents) if intent.depth != 0]
+    if not depth:  # drafting is so much slower then that nobody tries it with all requests
+        assert all(len(world.intents[step].rows) <= 8 for step in probes)
+        assert all(world.outcomes[step].keep.sum() > 0 for step in probes)
+    late = [step for step in probes if step > 300]
+    assert 1 <= len(late) <= 48
+    extra = sum(world.outcomes[step].step_ms - STEEP.plain_ms(32) for step in late)
+    assert extra < 0.01 * sum(outcome.step_ms for outcome in world.outcomes)
+
+
+def test_a_probe_asks_those_with_the_least_to_catch_up() -> None:
+    policy = auto(STEEP.table())
+    pending = np.array([500, 3, 400, 2, 100, 1, 300, 9, 8, 7, 6, 5], np.int32)
+    assert policy.intend(view_of(12, pending)).rows.tolist() == [1, 3, 5, 7, 8, 9, 10, 11]
+
+
+def test_probes_stop_when_they_have_cost_their_share() -> None:
+    schedule = ProbeSchedule()
+    schedule.probed(1000.0)
+    schedule.passed(80_000.0)
+    assert not any(schedule.due(8) for _ in range(600))
+    schedule.passed(11_000.0)
+    assert schedule.due(8)
+
+
+def test_arms_are_told_apart_from_the_machine() -> None:
+    times, draws = ArmTimes(), np.random.default_rng(0)
+    assert times.plain_factor(8) == 1
+    for step in range(1200):
+        slower = 1 + step / 600  # the machine gets three times as slow
+        drafting = step % 64 >= 4
+        took = slower * (20.0 if drafting else 9.0) * float(np.exp(0.05 * draws.normal()))
+        times.learn(8, took, 20.0 if drafting else 10.0, drafting=drafting)
+    assert times.plain_factor(15) == pytest.approx(0.9, rel=0.03)
+    assert times.plain_factor(16) == 1
+    before = times.plain_factor(8)
+    for drafting in (False, False, True):
+        times.learn(8, 1e5, 10.0, drafting=drafting)
+    assert times.plain_factor(8) < 1.02 * before
+
+
+def test_the_price_of_waiting_features_is_found() -> None:
+    draws, feed = np.random.default_rng(0), FeedCost()
+    assert feed(100) == 0
+    for _ in range(100):
+        rows, pending = int(draws.integers(2, 256)), int(draws.integers(0, 3000))
+        feed.learn(rows, pending, 1.5 + 0.05 * rows + 0.02 * pending + draws.normal() * 0.1)
+    assert feed(1000) == pytest.approx(20.0, rel=0.05)
+
+
+def test_a_device_that_selects_by_itself_is_bypassed_too() -> None:
+    policy = auto(STEEP.table(), BUCKETS)
+    world = World(policy, STEEP, seldom)
+    for _ in range(400):
+        outcome = world.step(16)
+        assert outcome.intent.rows is None
+        assert outcome.intent.depth in (0, None)
+    assert share(world, 0, 300) > 0.95
+    ratios, batch = policy.offer(16).ratios, 16
+    sizes = {budget(ratio, batch, D + 1) for ratio in ratios}
+    assert {outcome.rows for outcome in world.outcomes} <= {batch, *sizes}
+
+
+# Parts.
+
+
+@pytest.mark.parametrize("text", ["-nothing", "score", "-", "-score-", "-score-score", "-score,-cost", " -score"])
+def test_an_unknown_part_is_refused_with_the_parts(text: str) -> None:
+    with pytest.raises(UnsupportedOption, match=", ".join(PART_NAMES)):
+        check_policy_name(f"auto:{text}")
+
+
+def test_parts_are_left_out_by_name() -> None:
+    check_policy_name("auto")
+    assert AutoParts.without("") == AutoParts()
+    for name in PART_NAMES:
+        check_policy_name(f"auto:-{name}")
+        assert AutoParts.without(f"-{name}") == AutoParts(**{name: False})
+    policy = make_policy("auto:-score-bypass", MIDDLING.table(), FREE)
+    assert policy.name == "auto:-score-bypass"
+    assert isinstance(policy, Auto)
+    assert policy.parts == AutoParts(score=False, bypass=False)
+
+
+def test_each_part_that_is_left_out_is_out() -> None:
+    table = STEEP.table()
+
+    def world(**parts: bool) -> World:
+        lived = World(auto(table, **parts), STEEP, seldom)
+        lived.run(200, 8)
+        return lived
+
+    assert 0 not in arms(world(bypass=False))
+    assert 1 in arms(world(bypass=False))
+    assert arms(world(bypass=False, depth=False)) == {D}
+    budgets = {budget(ratio, 8, D + 1) for ratio in RATIOS}
+    assert {outcome.rows for outcome in world(bypass=False, depth=False, budget=False).outcomes} <= budgets
+    assert not {outcome.rows for outcome in world(bypass=False, depth=False).outcomes} <= budgets
+    told = MIDDLING.table()
+    overrated = dataclasses.replace(told, plain_ms=told.plain_ms * 1.5)
+    for cost, finds_out in ((True, True), (False, False)):
+        lived = World(auto(overrated, cost=cost, depth=False), MIDDLING, seldom)
+        lived.run(300, 16)
+        assert (share(lived, 0, 100) > 0.5) == finds_out
+
+
+# What it never does: change the output.
+
+
+def served(policy: Auto | Plain, items: list[Request], seed: int) -> dict[str, list[int]]:
+    engine = scripted_engine(policy, max_batch=5, accuracy=0.7, seed=seed, script=letters_script())
+    streams = {request.request_id: Stream() for request in items}
+    waiting = list(items)
+    while waiting or engine.has_work:
+        while waiting and engine.running + engine.waiting < 5:
+            engine.submit(waiting.pop())
+        for event in engine.step():
+            assert event.error is None
+            streams[event.request_id].add(event)
+    return {name: stream.tokens for name, stream in streams.items()}
+
+
+class Restless(Auto):
+    """Whatever it may do, it does at random."""
+
+    draws = np.random.default_rng(0)
+
+    def intend(self, view: BatchView) -> Intent:
+        super().intend(view)
+        draws = self.draws
+        depth = [None, 0, 1, 2, 4][draws.integers(5)]
+        rows = np.sort(draws.permutation(view.batch)[: draws.integers(1, view.batch + 1)]).astype(np.int32)
+        self._intent = Intent(depth, None if depth == 0 or draws.random() < 0.5 else rows)
+        return self._intent
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 100), st.sampled_from([0.0, 0.8]), st.sampled_from([CHEAP, MIDDLING, STEEP]), st.booleans())
+def test_output_is_plain_decodings(seed: int, temperature: float, costs: Costs, restless: bool) -> None:
+    items = [
+        Request(f"r{index}", letters(f"p{index + seed}"), 30, SamplingParams(temperature, seed=index))
+        for index in range(9)
+    ]
+    table = costs.table()
+    kind = Restless if restless else Auto
+    policy = kind(AutoParts(), table, FREE, CostModel(table, D), PrefixScore())
+    assert served(policy, items, seed) == served(Plain(), items, seed)
+
+
+def test_the_named_policy_serves() -> None:
+    policy = make_policy("auto", MIDDLING.table(), FREE)
+    found = served(policy, requests(12), 0)
+    assert found == served(Plain(), requests(12), 0)
