@@ -1,4 +1,4 @@
-"""The command line: dcut-trt build, serve, client, generate, inspect, bench, demo."""
+"""The command line: dcut-trt build, serve, client, generate, inspect, bench, simulate, record, demo and more."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from dcut_trt.errors import DcutError
 # Command, module that holds add_<command>_parser and run_<command>. Modules import what is heavy when they run.
 COMMANDS = {
     "build": "dcut_engines.cli",
+    "train-drafter": "dcut_server.cli_train_drafter",
     "serve": "dcut_server.cli_serve",
     "client": "dcut_server.cli_client",
     "generate": "dcut_server.cli_generate",
     "inspect": "dcut_server.cli_inspect",
     "bench": "dcut_server.bench.cli",
+    "record": "dcut_server.simulate.record_cli",
+    "simulate": "dcut_server.simulate.cli",
     "bench-paths": "dcut_server.bench.paths_cli",
+    "report": "dcut_server.report_page.cli",
     "soak": "dcut_server.soak.cli",
     "demo": "dcut_server.cli_demo",
     "export-schedule": "dcut_server.cli_export",

@@ -26,6 +26,7 @@ from dcut_server.bench.options import (
 )
 from dcut_trt.config import EngineOptions
 from dcut_trt.manifest import Manifest, read_manifest
+from dcut_trt.spec.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
     from dcut_server.bench.runner import Progress
@@ -40,13 +41,13 @@ def add_bench_parser(commands: Any) -> None:
     add = parser.add_argument
     policies, live = ",".join(DEFAULT_POLICIES), ",".join(str(value) for value in DEFAULT_CONCURRENCY)
     add("bundle", type=Path, metavar="DIR", help="what dcut-trt build made")
-    add("--policies", type=_names, default=policies, metavar="P,..", help=f"default: {policies}")
+    add("--policies", type=policy_names, default=policies, metavar="P,..", help=f"{POLICY_NAMES}; default: {policies}")
     add("--concurrency", type=integers, default=live, metavar="C,..", help=f"live requests; default: {live}")
     add("--dataset", default="gsm8k", metavar="NAME|FILE", help=f"{', '.join(SHIPPED)} or .json, .jsonl, .txt")
     add("--requests", type=int, metavar="N", help="per policy and round; default: 3 x concurrency, at least 8")
     add("--rounds", type=int, default=defaults.rounds, metavar="R", help=f"default: {defaults.rounds}")
     add("--max-tokens", type=int, default=defaults.max_tokens, metavar="N", help=f"default: {defaults.max_tokens}")
-    add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
+    add("--temperature", type=numbers, default=(0.0,), metavar="T,..", help="each runs all of it; default: 0, greedy")
     add("--ignore-eos", action="store_true", help="go on to --max-tokens, so that all runs are equally long")
     add("--warmup", action=argparse.BooleanOptionalAction, default=True, help="a short unmeasured run before each")
     add("--threads", type=int, metavar="N", help="CPU threads of the runtime (default: its choice)")
@@ -68,7 +69,7 @@ def run_bench(args: argparse.Namespace) -> int:
     # Every policy runs the same prompts: with a prefix cache only the first would pay for them.
     options, engine_options = bench_options(args), EngineOptions(**_engine_settings(args), prefix_cache=False)
     dataset = load_dataset(args.dataset)
-    _check_outputs(args)
+    _check_outputs(args, options)
     manifest = read_manifest(args.bundle)
     check_batch(options, manifest.max_batch)
     console = Console(stderr=True)
@@ -78,7 +79,7 @@ def run_bench(args: argparse.Namespace) -> int:
             requests = chat_requests(dataset.prompts, engine.tokenizer, options)
             check_requests(options, requests, engine.limits)
             facts = _facts(args, options, dataset, manifest, engine)
-            cells = summarise(measure(engine, requests, options, progress), greedy=options.temperature == 0)
+            cells = summarise(measure(engine, requests, options, progress))
         finally:
             engine.close()
     _publish(args, facts, cells)
@@ -98,7 +99,7 @@ def bench_options(args: argparse.Namespace) -> BenchOptions:
         requests=args.requests,
         rounds=args.rounds,
         max_tokens=args.max_tokens,
-        temperature=args.temperature,
+        temperatures=args.temperature,
         ignore_eos=args.ignore_eos,
         warm_up=args.warmup,
     )
@@ -126,14 +127,18 @@ def progress_on(console: Console) -> Iterator[Progress]:
 def _publish(args: argparse.Namespace, facts: dict[str, Any], cells: list[Cell]) -> None:
     from dcut_server.bench import report  # noqa: PLC0415
     from dcut_server.bench.plot import write_plot  # noqa: PLC0415
+    from dcut_server.bench.summary import policy_means  # noqa: PLC0415
 
     console = Console()
     if console.width < report.NARROWEST:
         console = Console(width=report.NARROWEST)
     bundle, dataset = facts["bundle"], facts["dataset"]["name"]
     title = f"{bundle['target']} {bundle['precision']}, {dataset}, {args.max_tokens} tokens at most"
-    console.print(report.throughput_table(cells, title))
-    console.print(report.time_table(cells, "a decoding step in milliseconds, and what a reader waits for"))
+    for temperature in dict.fromkeys(cell.temperature for cell in cells):
+        own = [cell for cell in cells if cell.temperature == temperature]
+        console.print(report.throughput_table(own, f"{title}, temperature {temperature:g}"))
+        console.print(report.time_table(own, "a decoding step in milliseconds, and what a reader waits for"))
+    console.print(report.means_table(policy_means(cells), "geometric means of tokens/s"))
     console.print(report.lossless_line(cells, bundle["precision"]), markup=False, highlight=False)
     for line in (report.THROUGHPUT_LEGEND, report.TIME_LEGEND):
         console.print(line, style="dim", markup=False, highlight=False)
@@ -173,7 +178,7 @@ def _engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ("threads", "kv_memory_mib", "cost_table")}
 
 
-def _check_outputs(args: argparse.Namespace) -> None:
+def _check_outputs(args: argparse.Namespace, options: BenchOptions) -> None:
     """Fail now and not after the measurement."""
     from dcut_server.bench.plot import check_plot  # noqa: PLC0415
 
@@ -182,10 +187,20 @@ def _check_outputs(args: argparse.Namespace) -> None:
             raise InvalidBenchOption(option, path, "must name a file in a directory that exists")
     if args.plot is not None:
         check_plot()
+        if len(options.temperatures) > 1:
+            limit = "draws one --temperature; dcut-trt report draws several, from the file of --json"
+            raise InvalidBenchOption("--plot", args.plot, limit)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+def policy_names(text: str) -> tuple[str, ...]:
+    """The names in a comma-separated list. A part that begins with a minus goes on with the name before it."""
+    names: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if part.startswith("-") and names:
+            names[-1] += f",{part}"
+        elif part:
+            names.append(part)
+    return tuple(names)
 
 
 def integers(text: str) -> tuple[int, ...]:
@@ -193,3 +208,10 @@ def integers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a comma-separated list of integers") from None
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a comma-separated list of numbers") from None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dcut_trt.manifest import Manifest
 from dcut_trt.spec.cost_table import CostTable
@@ -52,17 +55,11 @@ def bundle_facts(path: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def cost_table_facts(table: CostTable | None) -> dict[str, Any] | None:
-    """The costs that dcut divided by, in milliseconds; None where there is no table."""
+    """The costs that policies divided by, in milliseconds; None where there is no table."""
     if table is None:
         return None
-    return {
-        "state": table.state,
-        "measured_at": table.measured_at,
-        "batches": list(table.batches),
-        "ratios": list(table.ratios),
-        "cost_ms": table.cost_ms.tolist(),
-        "plain_ms": table.plain_ms.tolist(),
-    }
+    raw = dataclasses.asdict(table)
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in raw.items()}
 
 
 def command_line() -> list[str]:

@@ -11,7 +11,7 @@ from dcut_trt.errors import DcutError, InvalidRequest, UnsupportedOption
 from dcut_trt.spec.policies import check_policy_name
 from dcut_trt.types import Request, SamplingParams
 
-DEFAULT_POLICIES = ("plain", "dflash", "ratio:0.25", "ratio:0.5", "ratio:0.75", "dcut")
+DEFAULT_POLICIES = ("plain", "dflash", "ratio:0.25", "ratio:0.5", "ratio:0.75", "dcut", "auto")
 DEFAULT_CONCURRENCY = (1, 4, 8, 16, 32)
 LEAST_REQUESTS = 8  # a run this short still averages over a few prompts
 
@@ -29,7 +29,8 @@ class BenchOptions:
 
     policies: names, each served by every round.  concurrency: live requests of each closed loop.
     requests: prompts per round, None for three times the concurrency and at least 8.  rounds: slices of the dataset
-    that every policy serves in turn.  max_tokens: output limit of a request.  temperature: 0 is greedy.
+    that every policy serves in turn.  max_tokens: output limit of a request.  temperatures: each runs all of it, 0 is
+    greedy.
     ignore_eos: every request then makes max_tokens tokens.  warm_up: a short unmeasured run of each policy first.
     """
 
@@ -38,7 +39,7 @@ class BenchOptions:
     requests: int | None = None
     rounds: int = 3
     max_tokens: int = 128
-    temperature: float = 0.0
+    temperatures: tuple[float, ...] = (0.0,)
     ignore_eos: bool = False
     warm_up: bool = True
 
@@ -51,13 +52,9 @@ class BenchOptions:
             _check_least(option, least_of)
         _check_least("--requests", self.requests)
         _check_least("--max-tokens", self.max_tokens)
-        try:
-            check_sampling(self.sampling(0))
-        except InvalidRequest as error:
-            raise InvalidBenchOption("--temperature", self.temperature, "must be finite and at least 0") from error
-
-    def sampling(self, seed: int) -> SamplingParams:
-        return SamplingParams(temperature=self.temperature, seed=seed)
+        _check_list("--temperature", self.temperatures)
+        for temperature in self.temperatures:
+            _check_temperature(temperature)
 
     def requests_at(self, concurrency: int) -> int:
         """Prompts that every policy serves in one round."""
@@ -66,7 +63,8 @@ class BenchOptions:
     @property
     def passes(self) -> int:
         """Runs of a closed loop in all, warm-up included."""
-        return len(self.concurrency) * len(self.policies) * (self.rounds + int(self.warm_up))
+        pairs = len(self.temperatures) * len(self.concurrency)
+        return pairs * len(self.policies) * (self.rounds + int(self.warm_up))
 
 
 def check_batch(options: BenchOptions, max_batch: int) -> None:
@@ -107,6 +105,13 @@ def _check_policy(name: str) -> None:
         check_policy_name(name)
     except UnsupportedOption as error:
         raise InvalidBenchOption("--policies", name, str(error)) from error
+
+
+def _check_temperature(value: float) -> None:
+    try:
+        check_sampling(SamplingParams(temperature=value))
+    except InvalidRequest as error:
+        raise InvalidBenchOption("--temperature", value, "must be finite and at least 0") from error
 
 
 def _check_least(option: str, value: int | None) -> None:

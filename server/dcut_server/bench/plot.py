@@ -11,10 +11,11 @@ from dcut_server.bench.summary import PLAIN, Cell
 from dcut_trt.errors import UnsupportedOption
 
 INK, FAINT, GRID = "#1f2328", "#6e7781", "#e4e7eb"
-# The rule of this project stands out; fixed ratios are shades of one colour, since they are one family.
-COLOURS = {PLAIN: "#8c959f", "dflash": "#d1741f", "dcut": "#1a56c4"}
+# The default rule stands out; fixed ratios are shades of one colour, since they are one family.
+STRONG = "auto"
+COLOURS = {PLAIN: "#8c959f", "dflash": "#d1741f", "dcut": "#1a56c4", STRONG: "#c8323f"}
 RATIO_SHADES = ("#6dbfae", "#3c9c88", "#1f7a68", "#0f4f44")
-OTHERS = ("#8250df", "#bf3989", "#9a6700")
+OTHERS = ("#8250df", "#bf3989", "#9a6700", "#1283a8", "#7d7a00", "#57606a")
 LABEL_GAP = 0.042  # of the axis height, between the labels at the lines' ends
 
 
@@ -54,7 +55,7 @@ def _colours(policies: Sequence[str]) -> dict[str, str]:
 def _line(axes: Any, cells: Sequence[Cell], colour: str) -> None:
     cells = sorted(cells, key=lambda cell: cell.concurrency)
     live = [cell.concurrency for cell in cells]
-    strong = cells[0].policy == "dcut"
+    strong = cells[0].policy == STRONG
     axes.fill_between(
         live,
         [min(cell.tokens_per_s_rounds) for cell in cells],
@@ -106,7 +107,7 @@ def _label_ends(axes: Any, last: dict[str, Cell], colours: dict[str, str]) -> No
             textcoords="axes fraction",
             color=colours[policy],
             fontsize=9.5,
-            fontweight="bold" if policy == "dcut" else "normal",
+            fontweight="bold" if policy == STRONG else "normal",
             va="center",
             annotation_clip=False,
         )

@@ -1,4 +1,4 @@
-"""The report of a benchmark: two tables for a person, one JSON document for everything else."""
+"""The report of a benchmark: tables for a person, one JSON document for everything else."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from dcut_server.bench.summary import PLAIN, Cell
+from dcut_server.bench.summary import DFLASH, PLAIN, Cell, PolicyMean, policy_means
 
-SCHEMA = 1
+KIND, SCHEMA = "dcut-trt bench", 2
 NARROWEST = 120  # columns; a log file has no width of its own
 THROUGHPUT_LEGEND = (
     "tokens/s: output tokens over wall time, prefill included; spread: (max - min) / median over rounds; "
-    "tau: tokens per request and decoding step; verified: rows of all B * (D + 1)"
+    "of best: of the fastest policy beside it; tau: tokens per request and decoding step; "
+    "verified: rows of all B * (D + 1)"
 )
 TIME_LEGEND = (
     "host: all of a step in which no network runs; prefill: share of the wall time; "
@@ -27,7 +28,11 @@ TIME_LEGEND = (
 
 def report_document(facts: dict[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
     """The JSON document. facts: what was measured, and on what."""
-    return {"schema": SCHEMA, "kind": "dcut-trt bench", **facts, "cells": [dataclasses.asdict(cell) for cell in cells]}
+    shown = {
+        "means": [dataclasses.asdict(mean) for mean in policy_means(cells)],
+        "cells": [dataclasses.asdict(cell) for cell in cells],
+    }
+    return {"schema": SCHEMA, "kind": KIND, **facts, **shown}
 
 
 def write_json(document: dict[str, Any], path: Path) -> None:
@@ -36,16 +41,15 @@ def write_json(document: dict[str, Any], path: Path) -> None:
 
 def throughput_table(cells: Sequence[Cell], title: str) -> Table:
     """Tokens per second, and what speculation did for them."""
-    columns = ("live", "policy", "tokens/s", "spread", "x plain", "(rounds)", "tau", "verified", "differing tokens")
-    shown = table(title, columns)
-    best = {cell.concurrency: cell.tokens_per_s for cell in sorted(cells, key=lambda cell: cell.tokens_per_s)}
+    columns = ("live", "policy", "tokens/s", "spread", "of best", "x plain", "(rounds)", "tau", "verified")
+    shown = table(title, (*columns, "differing tokens"))
     for cell, first in _grouped(cells):
-        fastest = cell.tokens_per_s == best[cell.concurrency]
         shown.add_row(
             f"{cell.concurrency}" if first else "",
             cell.policy,
-            f"[bold]{cell.tokens_per_s:.1f}[/bold]" if fastest else f"{cell.tokens_per_s:.1f}",
+            f"[bold]{cell.tokens_per_s:.1f}[/bold]" if cell.of_best == 1 else f"{cell.tokens_per_s:.1f}",
             f"{cell.spread:.0%}",
+            f"{cell.of_best:.1%}",
             "-" if cell.speedup is None else f"{cell.speedup:.2f}",
             _rounds(cell),
             f"{cell.tau:.2f}",
@@ -72,6 +76,15 @@ def time_table(cells: Sequence[Cell], title: str) -> Table:
             f"{cell.inter_token_ms.p50:.1f} / {cell.inter_token_ms.p95:.1f}",
             end_section=_last(cell, cells),
         )
+    return shown
+
+
+def means_table(means: Sequence[PolicyMean], title: str) -> Table:
+    """Every policy in one line: geometric means over all cells."""
+    shown = table(title, ("policy", "cells", "x plain", f"x {DFLASH}", "of best"))
+    for mean in means:
+        over = ("-" if value is None else f"{value:.3f}" for value in (mean.over_plain, mean.over_dflash))
+        shown.add_row(mean.policy, f"{mean.cells}", *over, f"{mean.of_best:.1%}")
     return shown
 
 

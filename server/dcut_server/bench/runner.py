@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from dcut_server.bench.datasets import Prompt
 from dcut_server.bench.options import BenchOptions
+from dcut_server.bench.watcher import Watched, Watcher
 from dcut_trt.engine import Engine
 from dcut_trt.metrics import StepRecord
-from dcut_trt.spec.policies import Policy, make_policy
+from dcut_trt.spec.policies import make_policy
 from dcut_trt.tokenizer import Tokenizer
-from dcut_trt.types import Request, StepEvent
+from dcut_trt.types import Request, SamplingParams, StepEvent
 
+WARM_UP = -1  # the round before the first
 WARM_UP_TOKENS = 16
 
 Progress = Callable[[int, int, str], None]
@@ -37,7 +39,10 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One policy serving one slice of prompts. streams: by request, in the order of the slice."""
+    """One policy serving one slice of prompts. streams: by request, in the order of the slice.
+
+    watched: its drafting steps, when somebody watched.
+    """
 
     policy: str
     concurrency: int
@@ -45,6 +50,8 @@ class Pass:
     wall_s: float
     records: tuple[StepRecord, ...]
     streams: tuple[Stream, ...]
+    temperature: float = 0.0
+    watched: tuple[Watched, ...] = ()
 
     @property
     def output_tokens(self) -> int:
@@ -56,14 +63,14 @@ class Pass:
 
 
 def chat_requests(prompts: Sequence[Prompt], tokenizer: Tokenizer, options: BenchOptions) -> list[Request]:
-    """One request per prompt, as a user's message. Its seed is its place, so that every policy draws alike."""
+    """One request per prompt, as a user's message, greedy. Its seed is its place, so that every policy draws alike."""
     texts = [tokenizer.render_chat([{"role": "user", "content": prompt.text}]) for prompt in prompts]
     return [
         Request(
             request_id=prompt.id,
             prompt_ids=tuple(tokenizer.encode(text, add_special_tokens=False)),
             max_tokens=options.max_tokens,
-            sampling=options.sampling(seed),
+            sampling=SamplingParams(seed=seed),
             ignore_eos=options.ignore_eos,
         )
         for seed, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
@@ -78,26 +85,53 @@ def measure(
 ) -> list[Pass]:
     """Every pass of every concurrency, in the order they ran. The engine must be idle; it is idle after."""
     served = engine.policy
+    # Policies that learn live as long as an engine does, as in a server that has run for a while.
+    limits = engine.limits
+    watchers = {
+        name: Watcher(make_policy(name, engine.cost_table, limits.traits), limits.draft_length)
+        for name in options.policies
+    }
     passes: list[Pass] = []
-    done = 0
     try:
-        for concurrency in options.concurrency:
-            policies = {name: make_policy(name, engine.cost_table) for name in options.policies}
-            for round_number in range(-1 if options.warm_up else 0, options.rounds):
-                part = round_slice(requests, options.requests_at(concurrency), max(round_number, 0))
-                for name in turns(options.policies, max(round_number, 0), options.rounds):
-                    progress(done, options.passes, f"concurrency {concurrency}, {name}")
-                    if round_number < 0:
-                        _warm_up(engine, part[:concurrency], policies[name])
-                    else:
-                        engine.policy = policies[name]
-                        passes.append(serve(engine, part, concurrency, name, round_number))
-                    done += 1
-        progress(done, options.passes, "done")
+        for done, turn in enumerate(schedule(options)):
+            progress(done, options.passes, turn.shown(options))
+            part = round_slice(requests, options.requests_at(turn.concurrency), max(turn.round, 0))
+            part = [_at_temperature(request, turn.temperature) for request in part]
+            engine.policy = watcher = watchers[turn.policy]
+            if turn.round == WARM_UP:
+                _warm_up(engine, part[: turn.concurrency])
+                watcher.take()
+            else:
+                ended = serve(engine, part, turn.concurrency, turn.policy, turn.round)
+                passes.append(replace(ended, temperature=turn.temperature, watched=watcher.take()))
+        progress(options.passes, options.passes, "done")
     finally:
         if not engine.has_work:
             engine.policy = served
     return passes
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One pass that is to run. round: WARM_UP before those that count."""
+
+    temperature: float
+    concurrency: int
+    round: int
+    policy: str
+
+    def shown(self, options: BenchOptions) -> str:
+        sampled = f"temperature {self.temperature:g}, " if len(options.temperatures) > 1 else ""
+        return f"{sampled}concurrency {self.concurrency}, {self.policy}"
+
+
+def schedule(options: BenchOptions) -> Iterator[Turn]:
+    """Every pass of a benchmark, in the order in which they run."""
+    for temperature in options.temperatures:
+        for concurrency in options.concurrency:
+            for round_number in range(WARM_UP if options.warm_up else 0, options.rounds):
+                for name in turns(options.policies, max(round_number, 0), options.rounds):
+                    yield Turn(temperature, concurrency, round_number, name)
 
 
 def turns(policies: Sequence[str], round_number: int, rounds: int) -> list[str]:
@@ -147,8 +181,11 @@ def serve(engine: Engine, requests: Sequence[Request], concurrency: int, policy:
     return Pass(policy, concurrency, round_number, wall_s, tuple(records), tuple(streams.values()))
 
 
-def _warm_up(engine: Engine, requests: Sequence[Request], policy: Policy) -> None:
-    """Let the runtime meet the shapes of this policy and batch size before they count."""
-    engine.policy = policy
+def _warm_up(engine: Engine, requests: Sequence[Request]) -> None:
+    """Let the runtime meet the shapes of the policy and batch size before they count."""
     short = [replace(request, max_tokens=min(request.max_tokens, WARM_UP_TOKENS)) for request in requests]
-    serve(engine, short, len(requests), policy.name)
+    serve(engine, short, len(requests), engine.policy.name)
+
+
+def _at_temperature(request: Request, temperature: float) -> Request:
+    return replace(request, sampling=replace(request.sampling, temperature=temperature))

@@ -1,4 +1,4 @@
-"""From passes to the numbers of a (concurrency, policy) cell."""
+"""From passes to the numbers of a (temperature, concurrency, policy) cell."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean, geometric_mean, median
 
 import numpy as np
 
+from dcut_server.bench.confidence import Confidence, confidence_of
 from dcut_server.bench.runner import Pass, Stream
 from dcut_trt.metrics import StepRecord
 
 PLAIN = "plain"
+DFLASH = "dflash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One policy at one concurrency, over all rounds.
+    """One policy at one temperature and concurrency, over all rounds.
 
     tokens_per_s: output tokens per second of wall time, prefill included; *_rounds holds one value per round, spread
     is (largest - smallest) / median of them.  speedup: over plain, None without it.
@@ -56,11 +58,12 @@ class Cell:
     mean_batch: requests in a decoding step.  full_batch_tokens_per_s: in decoding steps with every request live.
     acceptance: [D] share of blocks whose first k drafts were all accepted, k = 1..D; of blocks that ended with their
     request before their first rejection nothing is counted. None unless every step verified every draft.
-    prefill_share: of the wall time.  ratio_steps: decoding steps by the ratio that was chosen.
+    prefill_share: of the wall time.  ratio_steps: decoding steps by the ratio that was chosen, in hundredths.
     ttft: from submission to the first token.  inter_token: time since the message before, shared by its tokens.
-    difference: None when plain was not measured, or when outputs are sampled.
+    difference: None when plain was not measured, or when outputs are sampled.  confidence: None without drafts.
     """
 
+    temperature: float
     concurrency: int
     policy: str
     requests: int
@@ -71,6 +74,7 @@ class Cell:
     spread: float
     speedup: float | None
     speedup_rounds: tuple[float, ...]
+    of_best: float
     tau: float
     keep_ratio: float
     acceptance: tuple[float, ...] | None
@@ -83,18 +87,57 @@ class Cell:
     ttft_ms: Percentiles
     inter_token_ms: Percentiles
     difference: Difference | None
+    confidence: Confidence | None
 
 
-def summarise(passes: Sequence[Pass], *, greedy: bool) -> list[Cell]:
-    """One cell per concurrency and policy, in the order in which each was first served."""
-    groups: dict[tuple[int, str], list[Pass]] = {}
-    for served in sorted(passes, key=lambda served: served.round):
-        groups.setdefault((served.concurrency, served.policy), []).append(served)
-    order = dict.fromkeys((served.concurrency, served.policy) for served in passes)
-    return [_cell(groups[key], groups.get((key[0], PLAIN)), greedy=greedy) for key in order]
+@dataclass(frozen=True, slots=True)
+class PolicyMean:
+    """Geometric means of one policy's throughput over all its cells, relative to others in the same cell.
+
+    over_plain, over_dflash: None unless that policy was measured in every one of these cells.
+    """
+
+    policy: str
+    cells: int
+    over_plain: float | None
+    over_dflash: float | None
+    of_best: float
 
 
-def _cell(passes: list[Pass], plain: list[Pass] | None, *, greedy: bool) -> Cell:
+def summarise(passes: Sequence[Pass]) -> list[Cell]:
+    """One cell per temperature, concurrency and policy, in the order in which each was first served."""
+    groups: dict[tuple[float, int], dict[str, list[Pass]]] = {}
+    for served in passes:
+        group = groups.setdefault((served.temperature, served.concurrency), {})
+        group.setdefault(served.policy, []).append(served)
+    return [cell for group in groups.values() for cell in _cells(group)]
+
+
+def policy_means(cells: Sequence[Cell]) -> list[PolicyMean]:
+    """In the order of the cells."""
+    rates = {(cell.temperature, cell.concurrency, cell.policy): cell.tokens_per_s for cell in cells}
+
+    def over(own: Sequence[Cell], other: str) -> float | None:
+        pairs = [(cell.tokens_per_s, rates.get((cell.temperature, cell.concurrency, other))) for cell in own]
+        ratios = [rate / base for rate, base in pairs if base is not None]
+        return geometric_mean(ratios) if len(ratios) == len(own) else None
+
+    means = []
+    for policy in dict.fromkeys(cell.policy for cell in cells):
+        own = [cell for cell in cells if cell.policy == policy]
+        of_best = geometric_mean([cell.of_best for cell in own])
+        means.append(PolicyMean(policy, len(own), over(own, PLAIN), over(own, DFLASH), of_best))
+    return means
+
+
+def _cells(group: dict[str, list[Pass]]) -> list[Cell]:
+    """The policies of one temperature and concurrency."""
+    by_round = {policy: sorted(passes, key=lambda served: served.round) for policy, passes in group.items()}
+    best = max(_total_rate(passes) for passes in by_round.values())
+    return [_cell(passes, by_round.get(PLAIN), best) for passes in by_round.values()]
+
+
+def _cell(passes: list[Pass], plain: list[Pass] | None, best: float) -> Cell:
     records = [record for served in passes for record in served.records]
     decode = [record for record in records if record.kind == "decode"]
     streams = [stream for served in passes for stream in served.streams]
@@ -105,6 +148,7 @@ def _cell(passes: list[Pass], plain: list[Pass] | None, *, greedy: bool) -> Cell
     rows = sum(record.batch for record in decode)
     speedups = () if plain is None else tuple(rate / base.tokens_per_s for rate, base in zip(rates, plain, strict=True))
     return Cell(
+        temperature=passes[0].temperature,
         concurrency=passes[0].concurrency,
         policy=passes[0].policy,
         requests=len(streams),
@@ -115,6 +159,7 @@ def _cell(passes: list[Pass], plain: list[Pass] | None, *, greedy: bool) -> Cell
         spread=(max(rates) - min(rates)) / median(rates),
         speedup=None if plain is None else _total_rate(passes) / _total_rate(plain),
         speedup_rounds=speedups,
+        of_best=_total_rate(passes) / best,
         tau=_ratio(sum(record.emitted for record in decode), rows),
         keep_ratio=_ratio(sum(record.rows for record in decode), sum(record.possible for record in decode)),
         acceptance=acceptance_by_depth(decode),
@@ -122,11 +167,12 @@ def _cell(passes: list[Pass], plain: list[Pass] | None, *, greedy: bool) -> Cell
         full_batch_tokens_per_s=sum(record.emitted for record in full) / full_ms * 1e3 if full else None,
         steps=len(decode),
         prefill_share=sum(record.step_ms for record in records if record.kind == "prefill") / 1e3 / wall_s,
-        ratio_steps=dict(sorted(Counter(f"{r.ratio:g}" if r.ratio is not None else "none" for r in decode).items())),
+        ratio_steps=_ratio_steps(decode),
         step_ms=_step_times(decode),
         ttft_ms=_percentiles([(s.arrivals[0][0] - s.submitted) * 1e3 for s in streams if s.arrivals]),
         inter_token_ms=_percentiles([gap for stream in streams for gap in token_gaps_ms(stream)]),
-        difference=None if plain is None or not greedy else _difference(passes, plain),
+        difference=None if plain is None or passes[0].temperature > 0 else _difference(passes, plain),
+        confidence=confidence_of([blocks for served in passes for blocks in served.watched]),
     )
 
 
@@ -137,6 +183,11 @@ def acceptance_by_depth(decode: Sequence[StepRecord]) -> tuple[float, ...] | Non
         return None
     draft_length = decode[0].possible // decode[0].batch - 1
     return tuple(fmean(accepted >= depth for accepted in blocks) for depth in range(1, draft_length + 1))
+
+
+def _ratio_steps(decode: Sequence[StepRecord]) -> dict[str, int]:
+    counts = Counter("none" if record.ratio is None else f"{round(record.ratio, 2):g}" for record in decode)
+    return dict(sorted(counts.items()))
 
 
 def token_gaps_ms(stream: Stream) -> list[float]:
