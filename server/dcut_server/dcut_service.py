@@ -6,6 +6,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -54,14 +55,16 @@ class DcutServicer:
 
     @with_status
     async def Generate(self, message: Any, context: Any) -> None:  # noqa: N802 - the name is the contract's
-        self._host.require_serving()
-        engine = self._host.require_engine()
-        count = convert.streams_from_proto(message)
-        # Off the event loop: a long prompt takes long enough to tokenize for other streams to notice.
-        request = await asyncio.to_thread(
-            convert.request_from_proto, message, engine.tokenizer, engine.limits.max_len, deadline_of(context)
-        )
-        async with fan_out(self._host, request, count) as parcels:
+        async with AsyncExitStack() as stack:
+            with self._host.admission():
+                self._host.require_serving()
+                engine = self._host.require_engine()
+                count = convert.streams_from_proto(message)
+                # Off the event loop: a long prompt takes long enough to tokenize for other streams to notice.
+                request = await asyncio.to_thread(
+                    convert.request_from_proto, message, engine.tokenizer, engine.limits.max_len, deadline_of(context)
+                )
+                parcels = await stack.enter_async_context(fan_out(self._host, request, count))
             async for index, parcel in parcels:
                 await context.write(convert.parcel_to_proto(request.request_id, parcel, index))
 
@@ -104,5 +107,5 @@ class DcutServicer:
         info.gauges.waiting = engine.waiting
         info.gauges.free_kv_blocks = engine.free_blocks
         totals = engine.trace.totals
-        for name in ("steps", "requests_finished", "prompt_tokens", "output_tokens", "drafted", "verified", "accepted"):
-            setattr(info.totals, name, getattr(totals, name))
+        for field in info.totals.DESCRIPTOR.fields:  # named as ours are
+            setattr(info.totals, field.name, getattr(totals, field.name))

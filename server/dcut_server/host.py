@@ -114,6 +114,16 @@ class EngineHost:
             raise EngineUnavailable(f"the server is {self.state.value}; it takes no new requests")
         return self._loop
 
+    @contextmanager
+    def admission(self) -> Iterator[None]:
+        """Around all that a call for tokens goes through before it runs: observers are told when it is turned away."""
+        try:
+            yield
+        except Exception as error:
+            for observer in self.observers:
+                observer.refused(error)
+            raise
+
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[Mailbox]:
         """Submit a request and read its parcels; leaving the block early aborts it.

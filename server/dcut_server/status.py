@@ -22,6 +22,11 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
 UNEXPECTED = "internal error; the server's log has the details"
 
 
+def code_of(error: Exception) -> grpc.StatusCode:
+    """INTERNAL for what is not in the table."""
+    return next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), grpc.StatusCode.INTERNAL)
+
+
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     """Code and message for the caller. What is not in the table is logged here and told as INTERNAL without details."""
     for kind in type(error).__mro__:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import Any
 
@@ -28,11 +29,13 @@ class TrtllmServicer:
     @with_status
     async def Generate(self, message: Any, context: Any) -> None:  # noqa: N802 - the names are the contract's
         """Streaming: a chunk per engine step. Always: one complete per stream."""
-        self._host.require_serving()
-        call = trtllm_convert.call_from_proto(message, deadline_of(context))
-        outputs = [trtllm_convert.Output(call, index) for index in range(call.streams)]
-        request_id = call.request.request_id
-        async with fan_out(self._host, call.request, call.streams) as parcels:
+        async with AsyncExitStack() as stack:
+            with self._host.admission():
+                self._host.require_serving()
+                call = trtllm_convert.call_from_proto(message, deadline_of(context))
+                parcels = await stack.enter_async_context(fan_out(self._host, call.request, call.streams))
+            outputs = [trtllm_convert.Output(call, index) for index in range(call.streams)]
+            request_id = call.request.request_id
             async for index, parcel in parcels:
                 chunk = outputs[index].add(parcel)
                 if call.streaming and chunk is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dcut_server.bench.datasets import SHIPPED, load_dataset
 from dcut_trt.engine import Engine
-from dcut_trt.spec.policies import Policy
+from dcut_trt.spec.policy import Policy
 from dcut_trt.types import Request, SamplingParams
 
 LONGEST_PROMPT = 100

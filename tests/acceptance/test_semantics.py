@@ -15,10 +15,11 @@ from dcut_trt.engine import Engine
 from dcut_trt.errors import StepFailed
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.policies import make_policy
-from dcut_trt.types import FinishReason, Request, SamplingParams
+from dcut_trt.types import DraftTraits, FinishReason, Request, SamplingParams
 
-POLICIES = ("plain", "dflash", "ratio:0.5", "dcut")
-# Not measured: costs so close together that dcut's choice changes from step to step.
+POLICIES = ("plain", "dflash", "ratio:0.5", "dcut", "auto")
+# Not measured: costs so close together that the choice changes from step to step.
+TRAITS = DraftTraits(7, any_budget=True, short_blocks=True)  # of the scripted drafter
 TABLE = CostTable(
     (1,), (0.25, 0.5, 0.75, 1.0), np.array([[10.0, 10.9, 11.0, 11.04]]), np.array([9.0]), "fixed", "never"
 )
@@ -31,7 +32,7 @@ PENALISED = SamplingParams(
 
 def serve(script: Script, policy: str, *requests: Request, accuracy: float = 1.0) -> dict[str, Stream]:
     """Requests together, all drafts right unless told otherwise, so that ends lie inside a block."""
-    engine = scripted_engine(make_policy(policy, TABLE), script=script, max_len=MAX_LEN, accuracy=accuracy)
+    engine = scripted_engine(make_policy(policy, TABLE, TRAITS), script=script, max_len=MAX_LEN, accuracy=accuracy)
     return run_all(engine, *requests)
 
 
@@ -191,7 +192,7 @@ def test_s12_greedy_tokens_are_the_same_with_logprobs_and_each_has_one(policy: s
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_s12_logits_are_asked_for_where_a_request_needs_them_and_nowhere_else(policy: str) -> None:
-    engine = scripted_engine(make_policy(policy, TABLE), script=letters_script(1e9), max_len=MAX_LEN)
+    engine = scripted_engine(make_policy(policy, TABLE, TRAITS), script=letters_script(1e9), max_len=MAX_LEN)
     forward, asked = engine.target.forward, []
 
     def counting(rows, head_rows, logit_rows):  # type: ignore[no-untyped-def]
@@ -207,7 +208,7 @@ def test_s12_logits_are_asked_for_where_a_request_needs_them_and_nowhere_else(po
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_s13_metrics_are_the_sum_of_usage_and_count_nothing_past_an_end(policy: str) -> None:
-    engine = scripted_engine(make_policy(policy, TABLE), script=letters_script(12.0), max_len=MAX_LEN)
+    engine = scripted_engine(make_policy(policy, TABLE, TRAITS), script=letters_script(12.0), max_len=MAX_LEN)
     crowd = [
         Request(f"r{index}", letters(f"prompt {index}"), 25, stop=("ab",), min_tokens=index % 9, logprobs=0)
         for index in range(16)
@@ -245,7 +246,7 @@ def test_s11_s12_real_model_plain_equals_dcut_token_for_token(smollm2_engine: En
     engine = smollm2_engine
     streams: dict[str, dict[str, Stream]] = {}
     for policy in ("plain", "dcut"):
-        engine.policy = make_policy(policy, TABLE)
+        engine.policy = make_policy(policy, TABLE, TRAITS)
         engine.trace.reset()
         streams[policy] = {}
         for request in real_requests(engine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from live_server import run
@@ -138,6 +139,9 @@ def test_cost_table_is_that_of_the_api_with_the_used_cell_outlined() -> None:
                 await shows(page, "ratio", "0.75")
                 engine.cost_table = cost_table("stale")
                 await shows(page, "table_state", "stale")
+                engine.cost_table = replace(cost_table("flat"), plain_ms=None)
+                await shows(page, "table_state", "flat")
+                assert await page.text_content("#cost_table tr[data-batch='8'] td") == "\N{EN DASH}"
 
     run(scenario)
 

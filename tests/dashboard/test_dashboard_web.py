@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import sys
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -73,6 +74,9 @@ def test_documents_hold_what_the_grpc_api_says() -> None:
             assert [(row["batch"], row["cost_ms"], row["plain_ms"]) for row in document["rows"]] == [
                 (row.batch, list(row.cost_ms), row.plain_ms) for row in table.rows
             ]
+            engine.cost_table = replace(cost_table(), plain_ms=None)
+            document = await (await http.get("api/cost-table")).json()
+            assert {row["plain_ms"] for row in document["rows"]} == {None}
             engine.cost_table = None
             assert (await (await http.get("api/cost-table")).json())["state"] == "missing"
 

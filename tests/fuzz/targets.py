@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
+from smg_grpc_proto.generated import trtllm_service_pb2
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
@@ -26,7 +27,8 @@ from dcut_engines.gguf_target import read_gguf_config, read_gguf_weights
 from dcut_engines.safetensors_file import read_tensors
 from dcut_engines.tokenizer_files import read_directory_tokenizer, read_gguf_tokenizer
 from dcut_engines.weights import decoder_shapes
-from dcut_server import convert
+from dcut_server import convert, trtllm_convert
+from dcut_server.fan_out import expand
 from dcut_server.generated.dcut.v1 import dcut_pb2
 from dcut_trt.admission import check_request
 from dcut_trt.backends.base import Limits
@@ -46,6 +48,17 @@ def request(data: bytes) -> None:
     except DecodeError:
         return
     check_request(convert.request_from_proto(message, TOKENIZER, LIMITS.max_len, None), LIMITS)
+
+
+def trtllm_request(data: bytes) -> None:
+    """The same of a gateway in front of TensorRT-LLM."""
+    try:
+        message = trtllm_service_pb2.GenerateRequest.FromString(data)
+    except DecodeError:
+        return
+    call = trtllm_convert.call_from_proto(message, None)
+    for part in expand(call.request, call.streams):
+        check_request(part, LIMITS)
 
 
 def manifest(data: bytes) -> None:
@@ -87,7 +100,7 @@ def tokenizer(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    function.__name__: function for function in (request, manifest, safetensors, gguf, tokenizer)
+    function.__name__: function for function in (request, trtllm_request, manifest, safetensors, gguf, tokenizer)
 }
 
 
@@ -111,6 +124,8 @@ def seeds(name: str) -> list[bytes]:
                 chat = dcut_pb2.GenerateRequest(chat={"messages": [{"role": "user", "content": "hi"}]})
                 ids = dcut_pb2.GenerateRequest(token_ids={"ids": [1, 2, 3]}, stop_token_ids=[4], logprobs=2)
                 return [message.SerializeToString() for message in (text, chat, ids)]
+            case "trtllm_request":
+                return trtllm_seeds()
             case "manifest":
                 return [(Path(__file__).parent / "manifest.json").read_bytes()]
             case "safetensors":
@@ -123,3 +138,22 @@ def seeds(name: str) -> list[bytes]:
                 return [write_gguf(path / "a", decoder, arrays).read_bytes()]
             case _:
                 return [tokenizer_json().encode()]
+
+
+def trtllm_seeds() -> list[bytes]:
+    """A greedy message, and one with every option that is served."""
+    prompt = trtllm_service_pb2.TokenizedInput(input_token_ids=[1, 2, 3])
+    greedy = trtllm_service_pb2.GenerateRequest(
+        request_id="a",
+        tokenized=prompt,
+        sampling_config=trtllm_service_pb2.SamplingConfig(beam_width=1, temperature=0.0),
+        output_config=trtllm_service_pb2.OutputConfig(exclude_input_from_output=True),
+        max_tokens=9,
+    )
+    sampling = trtllm_service_pb2.SamplingConfig(
+        beam_width=1, num_return_sequences=2, top_k=5, top_p=0.5, temperature=0.7, seed=3, repetition_penalty=1.5
+    )
+    sampled = trtllm_service_pb2.GenerateRequest(
+        request_id="b", tokenized=prompt, sampling_config=sampling, max_tokens=9, streaming=True, stop_token_ids=[4]
+    )
+    return [message.SerializeToString() for message in (greedy, sampled)]

@@ -34,6 +34,9 @@ class Operated:
         self.finals: list[StepEvent] = []
         server.host.observers.append(self)
 
+    def refused(self, error: Exception) -> None:
+        pass
+
     def submitted(self, request: Request) -> None:
         pass
 

@@ -110,6 +110,8 @@ def test_compose_prometheus_and_grafana_fit_together() -> None:
             assert source.startswith("${DCUT_BUNDLE") or (DEPLOY / source).exists()
         assert "build" in service or re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", service["image"])
     prometheus = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    (source,) = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    assert source["jsonData"]["timeInterval"] == prometheus["global"]["scrape_interval"]
     (target,) = prometheus["scrape_configs"][0]["static_configs"][0]["targets"]
     host, port = target.split(":")
     assert host in services

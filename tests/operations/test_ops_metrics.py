@@ -59,6 +59,20 @@ def test_metrics_equal_the_sum_of_all_usage() -> None:
     run(test)
 
 
+def test_the_prefix_cache_is_counted_as_requests_begin() -> None:
+    async def test() -> None:
+        engine = scripted_engine(block_size=4)
+        async with operated(engine, METRICS) as running, DcutClient(running.server.address) as client:
+            answers = [await client.complete("a prompt of 22 letters", max_tokens=3, ignore_eos=True) for _ in range(3)]
+            samples, totals = await running.scrape(), (await client.info()).totals
+        cached = sum(answer.usage.cached_tokens for answer in answers)
+        assert (value(samples, "prefix_cache_queries_total"), cached) == (3 * 22, 2 * 20)
+        assert value(samples, "prefix_cache_hits_total") == totals.cached_prompt_tokens == cached
+        assert value(samples, "prefilled_rows_total") == totals.prompt_tokens == 3 * 22 - cached
+
+    run(test)
+
+
 def test_positions_are_counted_from_the_first_draft() -> None:
     async def test() -> None:
         engine = scripted_engine("dflash", accuracy=1.0)
@@ -137,8 +151,38 @@ def test_failures_are_counted_by_code() -> None:
             await until(lambda: running.server.host.state is ServerState.FAILED and bool(running.finals))
             samples = await running.scrape()
             assert value(samples, "request_failure_total", code="UNAVAILABLE") == 1
+            assert value(samples, "request_queue_time_seconds_count") == 1, "its last event has the times"
+            assert total(samples, "prompt_tokens_total") == 1
             assert value(samples, "server_state", state="failed") == 1
             assert await asyncio.to_thread(get, f"{running.http}/healthz") == (503, "failed\n")
+
+    run(test)
+
+
+def test_calls_that_are_turned_away_are_counted_by_code() -> None:
+    async def test() -> None:
+        engine = scripted_engine(max_batch=1, max_queue=2, delay_s=0.005)
+        async with operated(engine, METRICS) as running, DcutClient(running.server.address) as client:
+            stream = asyncio.create_task(client.complete("a", request_id="live", ignore_eos=True))
+            await until(lambda: engine.running == 1)
+            refused = [
+                {"max_tokens": 0},  # found while the message is converted
+                {"request_id": "live"},
+                {"n": 4},  # of which two would have had room
+                {"n": 17},
+            ]
+            for options in refused:
+                with pytest.raises(CallFailed):
+                    async for _ in client.generate("b", **options):
+                        pass
+            stream.cancel()
+            await until(lambda: not engine.has_work)
+            samples = await running.scrape()
+        assert value(samples, "request_refused_total", code="INVALID_ARGUMENT") == 2
+        assert value(samples, "request_refused_total", code="ALREADY_EXISTS") == 1
+        assert value(samples, "request_refused_total", code="RESOURCE_EXHAUSTED") == 1
+        assert value(samples, "request_refused_total", code="UNAVAILABLE") == 0
+        assert total(samples, "request_failure_total") == 0
 
     run(test)
 

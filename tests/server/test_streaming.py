@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-import pytest
 from live_server import encoded, nothing_left, run, serving, solo, until
 
-from dcut_server import outbox
-from dcut_server.client import build_request, complete
-from dcut_server.dcut_service import DcutServicer
-from dcut_trt.backends.scripted import byte_tokenizer, scripted_engine
+from dcut_server.client import complete
+from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.types import FinishReason, Request, SamplingParams
-
-UNICODE_PROMPTS = ["plain", "naïve café", "日本語のテキスト", "👩‍👩‍👧‍👦 🇩🇪", "mixed 漢 é 🚀\n\ttab", "\x00 nul"]
 
 
 def test_one_message_per_engine_step() -> None:
@@ -36,22 +30,6 @@ def test_one_message_per_engine_step() -> None:
         assert last.usage.output_tokens == sum(len(chunk.token_ids) for chunk in chunks) == 60
         assert last.usage.accepted <= last.usage.verified <= last.usage.drafted
         assert len(chunks) < 60, "drafts were accepted"
-
-    run(test)
-
-
-@pytest.mark.parametrize("prompt", UNICODE_PROMPTS)
-def test_text_equals_a_solo_run_and_never_splits_a_character(prompt: str) -> None:
-    ids = encoded(prompt)
-    expected_ids, expected_text, finish = solo(Request("solo", ids, 100))
-
-    async def test() -> None:
-        async with serving(scripted_engine()) as (_, client):
-            answer = await client.complete(prompt, max_tokens=100)
-            assert (answer.token_ids, answer.text, answer.finish) == (expected_ids, expected_text, finish)
-            assert answer.text == byte_tokenizer().decode(answer.token_ids)
-            by_ids = await client.complete(list(ids), max_tokens=100)
-            assert (by_ids.token_ids, by_ids.text) == (answer.token_ids, answer.text)
 
     run(test)
 
@@ -129,49 +107,6 @@ def test_streams_without_a_seed_differ() -> None:
             assert len({answer.token_ids for answer in answers}) == 3
             seeded = [await client.complete("same", max_tokens=30, temperature=1.0, seed=7) for _ in range(2)]
             assert seeded[0].token_ids == seeded[1].token_ids
-
-    run(test)
-
-
-class StalledContext:
-    """A call whose first message is stuck in the transport until `gate` opens."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.messages: list[Any] = []
-
-    async def write(self, message: Any) -> None:
-        self.messages.append(message)
-        await self.gate.wait()
-
-    def time_remaining(self) -> None:
-        return None
-
-
-def test_a_slow_reader_gets_merged_messages_and_holds_nobody_up() -> None:
-    expected, text, _ = solo(Request("solo", encoded("slow"), 1000, ignore_eos=True), max_len=1024)
-
-    async def test() -> None:
-        async with serving(scripted_engine(max_len=1024)) as (server, client):
-            request = build_request("slow", request_id="slow", max_tokens=1000, ignore_eos=True)
-            context = StalledContext()
-            slow = asyncio.create_task(DcutServicer(server.host).Generate(request, context))
-            await until(lambda: len(server.host.outbox) == 1)
-            mailbox = server.host.outbox._mailboxes["slow"]
-            for _ in range(5):
-                answer = await client.complete("quick", max_tokens=20, ignore_eos=True)
-                assert len(answer.token_ids) == 20
-            await until(lambda: mailbox.final, timeout_s=20)
-            assert len(mailbox) == outbox.PENDING_PARCELS
-            assert len(context.messages) == 1
-            context.gate.set()
-            await slow
-        messages = context.messages
-        assert len(messages) == 1 + outbox.PENDING_PARCELS
-        assert [message.steps for message in messages[:-1]] == [1] * outbox.PENDING_PARCELS
-        assert sum(message.steps for message in messages) == messages[-1].usage.steps
-        assert tuple(token for message in messages for token in message.token_ids) == expected
-        assert "".join(message.text for message in messages) == text
 
     run(test)
 

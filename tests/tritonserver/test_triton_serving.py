@@ -10,7 +10,7 @@ import grpc
 import pytest
 from live_server import run
 from server_process import address_of, process
-from triton_process import Triton, ask, code_of, serving_bundle, stream, tensors, triton, until
+from triton_process import Triton, ask, code_of, serving_bundle, stream, tensors, triton
 
 from dcut_server.client import DcutClient
 
@@ -61,47 +61,6 @@ def test_sixty_four_streams_at_once(tritonserver: Triton, dcut_address: str) -> 
     run(test)
 
 
-def test_one_final_response_also_for_empty_output(tritonserver: Triton, dcut_address: str) -> None:
-    async def test() -> None:
-        async with DcutClient(dcut_address) as dcut, tritonserver.client() as client:
-            first = (await dcut.complete("empty", max_tokens=1, ignore_eos=True)).token_ids[0]
-            for streaming in (True, False):
-                answer = await ask(client, "empty", streaming=streaming, stop_token_ids=[first])
-                assert (answer.text, answer.last["finish_reason"]) == ("", b"stop")
-
-    run(test)
-
-
-def test_a_cancelled_stream_frees_its_slot(tritonserver: Triton, dcut_address: str) -> None:
-    async def test() -> None:
-        async with DcutClient(dcut_address) as dcut, tritonserver.client() as client:
-            before = tritonserver.counters()["cancelled"]
-            for streaming in (True, False):
-                request = tensors("cancelled", streaming=streaming, max_tokens=4000, ignore_eos=True)
-                responses = stream(client, request)
-                reading = asyncio.create_task(anext(aiter(responses)))
-
-                async def runs() -> bool:
-                    return (await dcut.info()).gauges.running == 1
-
-                async def is_free() -> bool:
-                    return (await dcut.info()).gauges.running == 0
-
-                await until(runs)
-                responses.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
-                finished = (await dcut.info()).totals.output_tokens
-                await until(is_free)
-                assert (await dcut.info()).totals.output_tokens - finished < 2000, "it ran to its end instead"
-
-            async def counted() -> bool:
-                return tritonserver.counters()["cancelled"] == before + 2
-
-            await until(counted)
-
-    run(test)
-
-
 REFUSED = {
     "temperature": ("a", {"temperature": -1.0}, "sampling.temperature=-1.0: must be finite and at least 0"),
     "not a number": ("a", {"temperature": float("nan")}, "sampling_param_temperature=nan: must be finite"),
@@ -130,20 +89,6 @@ def test_a_refusal_names_the_field(tritonserver: Triton, case: str) -> None:
 
 def test_an_error_has_a_code(tritonserver: Triton) -> None:
     assert asyncio.run(code_of(tritonserver, "a", temperature=-1.0)) is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_several_requests_on_one_stream(tritonserver: Triton) -> None:
-    async def test() -> None:
-        async with tritonserver.client() as client:
-            requests = [tensors("a", max_tokens=tokens, ignore_eos=True) for tokens in (3, 9, 5)]
-            finals, tokens = 0, 0
-            async for result, error in stream(client, *requests):
-                assert error is None
-                finals += result.get_response().parameters["triton_final_response"].bool_param
-                tokens += result.as_numpy("output_ids").size
-            assert (finals, tokens) == (3, 17)
-
-    run(test)
 
 
 def test_http_generate(tritonserver: Triton, dcut_address: str) -> None:
@@ -188,7 +133,7 @@ def test_metrics_count_requests_and_tokens(tritonserver: Triton) -> None:
     run(test)
 
 
-@pytest.mark.usefixtures("peer")
+@pytest.mark.usefixtures("triton_peer")
 def test_a_dead_server_is_unavailable(tmp_path: Path) -> None:
     with process("0.005", "1") as server:
         address = address_of(server)
@@ -208,7 +153,7 @@ def test_a_dead_server_is_unavailable(tmp_path: Path) -> None:
             assert asyncio.run(code_of(running, "nobody there")) is grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.mark.usefixtures("peer")
+@pytest.mark.usefixtures("triton_peer")
 def test_a_real_model(smollm2_bundle_bf16: Path, tmp_path: Path) -> None:
     with serving_bundle(smollm2_bundle_bf16) as address, triton(address, tmp_path) as running:
 

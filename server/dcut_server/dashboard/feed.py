@@ -128,7 +128,8 @@ class Feed:
             "measured_at": message.measured_at,
             "ratios": list(message.ratios),
             "rows": [
-                {"batch": row.batch, "cost_ms": list(row.cost_ms), "plain_ms": row.plain_ms} for row in message.rows
+                {"batch": row.batch, "cost_ms": list(row.cost_ms), "plain_ms": row.plain_ms or None}
+                for row in message.rows
             ],
         }
 
@@ -185,9 +186,13 @@ class Feed:
             self._table, self._table_version = table, self._table_version + 1
 
     def _used_cell(self) -> dict[str, Any] | None:
-        """The row and column of the table that the last decode step stood for; ratio None is a step without drafts."""
+        """The row and column of the table nearest to the last decode step; ratio None is a step without drafts."""
         table, last = self._table, self._window.last_decode
         if table is None or last is None or not self._host.engine or not self._host.engine.running:
             return None
         batch = min(table.batches, key=lambda captured: (abs(captured - last.batch), captured))
-        return {"batch": batch, "ratio": last.ratio}
+        share = last.verified_share
+        return {
+            "batch": batch,
+            "ratio": None if share is None else min(table.ratios, key=lambda ratio: abs(ratio - share)),
+        }

@@ -35,7 +35,7 @@ class Window:
         for record in tick.records:
             if record.kind == "decode":
                 self.last_decode = record
-        ratio = self.last_decode.ratio if busy and self.last_decode else None
+        ratio = self.last_decode.verified_share if busy and self.last_decode else None
         self._ticks.append(tick)
         while now - self._ticks[0].at > WINDOW_S:
             self._ticks.popleft()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from dcut_server.status import status_of
+from dcut_server.status import CODES, code_of
 from dcut_trt.metrics import StepRecord
 from dcut_trt.types import Commit, FinishReason, Request, RequestTimes, StepEvent, Usage
 
@@ -33,8 +34,13 @@ class RequestMetrics:
         success = total("request_success", "Requests that ended without an error", ["finished_reason"])
         self._success = {reason: success.labels(reason.value) for reason in FinishReason}
         self._failure = total("request_failure", "Admitted requests that ended with an error", ["code"])
+        refused = total("request_refused", "Calls for tokens that were turned away before they ran", ["code"])
+        self._refused = {code: refused.labels(code.name) for code in {*CODES.values(), grpc.StatusCode.INTERNAL}}
         self._prompt = total("prompt_tokens", "Prompt tokens of the requests that ended")
         self._cached = total("prefix_cached_tokens", "Prompt tokens of those that the prefix cache held")
+
+    def refused(self, error: Exception) -> None:
+        self._refused[code_of(error)].inc()
 
     def submitted(self, request: Request) -> None:
         pass
@@ -50,7 +56,7 @@ class RequestMetrics:
         if event.times is not None and event.times.admitted is not None:
             self._queue.observe(event.times.admitted - event.times.submitted)
         if event.error is not None:
-            self._failure.labels(status_of(event.error)[0].name).inc()
+            self._failure.labels(code_of(event.error).name).inc()
         elif event.finish is not None:
             self._success[event.finish].inc()
             if event.times is not None and event.finish is not FinishReason.ABORTED:
@@ -82,6 +88,8 @@ class StepMetrics:
         self._draft, self._select, self._verify = (stage.labels(name) for name in ("draft", "select", "verify"))
         self._generation = total("generation_tokens", "Output tokens")
         self._prefilled = total("prefilled_rows", "Prompt rows that the target computed")
+        self._queries = total("prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache")
+        self._hits = total("prefix_cache_hits", "Prompt tokens that the prefix cache held")
         self._drafts = total("spec_decode_num_drafts", "Blocks drafted: one per request and step that drafts")
         self._drafted = total("spec_decode_num_draft_tokens", "Draft tokens proposed")
         self._verified = total("spec_decode_num_verified_tokens", "Draft tokens that the target verified")
@@ -104,6 +112,8 @@ class StepMetrics:
         self._generation.inc(record.emitted)
         if record.kind == "prefill":
             self._prefilled.inc(record.rows)
+            self._queries.inc(record.lookups.queried)
+            self._hits.inc(record.lookups.hits)
             return
         self._decode_steps.inc()
         self._verify.observe(record.verify_ms / 1e3)

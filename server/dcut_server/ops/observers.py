@@ -17,7 +17,10 @@ StepListener: TypeAlias = Callable[[StepRecord, Sequence[Commit]], None]
 
 
 class RequestObserver(Protocol):
-    """Both methods are called in the event loop's thread, and in this order for every request."""
+    """Called in the event loop's thread; for every request that runs, submitted() comes before published()."""
+
+    def refused(self, error: Exception) -> None:
+        """A call for tokens ended before the engine had taken it, or all of its streams."""
 
     def submitted(self, request: Request) -> None:
         """The engine has taken this request. Called in the context of the call that brought it."""

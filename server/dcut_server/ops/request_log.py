@@ -18,6 +18,9 @@ _log = logging.getLogger("dcut_server.requests")
 class RequestLog:
     """Observes requests (ops/observers.py); the lines are of level INFO."""
 
+    def refused(self, error: Exception) -> None:
+        pass
+
     def submitted(self, request: Request) -> None:
         REQUEST_ID.set(request.request_id)  # log lines of the rest of this call tell it
 

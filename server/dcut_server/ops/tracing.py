@@ -52,6 +52,9 @@ class RequestTracer:
         self._propagator = TraceContextTextMapPropagator()
         self._live: dict[str, _Live] = {}
 
+    def refused(self, error: Exception) -> None:
+        """No request has run, so there is no span."""
+
     def submitted(self, request: Request) -> None:
         from opentelemetry.trace import SpanKind  # noqa: PLC0415
 

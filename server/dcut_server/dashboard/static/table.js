@@ -25,7 +25,7 @@ function heading(text, scope) {
 export const number = (value) => (value >= 99.95 ? value.toFixed(0) : value.toFixed(1));
 
 export function fillTable(element, table) {
-  const all = table.rows.flatMap((row) => [row.plain_ms, ...row.cost_ms]);
+  const all = table.rows.flatMap((row) => [row.plain_ms, ...row.cost_ms]).filter((cost) => cost !== null);
   const [low, high] = [Math.log(Math.min(...all)), Math.log(Math.max(...all))];
   const head = document.createElement("tr");
   head.append(heading("batch", "col"), heading("plain", "col"), cell("td", "", "gap"));
@@ -35,6 +35,7 @@ export function fillTable(element, table) {
     line.dataset.batch = row.batch;
     const costs = [["plain", row.plain_ms], ...row.cost_ms.map((cost, index) => [String(table.ratios[index]), cost])];
     const cells = costs.map(([column, cost]) => {
+      if (cost === null) return cell("td", "–");
       const level = high > low ? (Math.log(cost) - low) / (high - low) : 0;
       const made = cell("td", number(cost), level > 0.72 ? "strong" : "");
       made.dataset.ratio = column;

@@ -237,7 +237,7 @@ class Gauges(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("steps", "requests_finished", "prompt_tokens", "output_tokens", "drafted", "verified", "accepted")
+    __slots__ = ("steps", "requests_finished", "prompt_tokens", "output_tokens", "drafted", "verified", "accepted", "cached_prompt_tokens")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FINISHED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +245,7 @@ class Totals(_message.Message):
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     steps: int
     requests_finished: int
     prompt_tokens: int
@@ -252,7 +253,8 @@ class Totals(_message.Message):
     drafted: int
     verified: int
     accepted: int
-    def __init__(self, steps: _Optional[int] = ..., requests_finished: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+    cached_prompt_tokens: int
+    def __init__(self, steps: _Optional[int] = ..., requests_finished: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class GetCostTableRequest(_message.Message):
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Every refusal over a real server: code, message, and no harm to streams that run meanwhile."""
+"""R1-R4, R9-R11: every refusal of a real server: code, message, and no harm to streams that run meanwhile."""
 
 from __future__ import annotations
 
@@ -22,18 +22,14 @@ VOCAB = 258
 LONG = [65] * MAX_LEN
 
 # Prompt, options, and what the message must say: field, value, limit.
-BAD_REQUESTS: list[tuple[Prompt, dict[str, Any], list[str]]] = [
+Refused = tuple[Prompt, dict[str, Any], list[str]]
+EMPTY: list[Refused] = [
     ("", {}, ["prompt", "at least 1 token"]),
     ([], {}, ["prompt", "at least 1 token"]),
+]
+BAD_NUMBERS: list[Refused] = [
     (LONG, {}, ["prompt", "128 tokens", "at most 127 tokens"]),
     ("x" * 5000, {}, ["prompt", "5000 tokens", "at most 127 tokens"]),
-    ([1, -1], {}, ["token_ids[1]", "-1", "[0, 258)"]),
-    ([1, VOCAB], {}, ["token_ids[1]", "258", "[0, 258)"]),
-    ([2**40], {}, ["token_ids[0]", str(2**40), "[0, 258)"]),
-    ([2**32 + 1], {}, ["token_ids[0]", str(2**32 + 1), "[0, 258)"]),
-    ("a", {"stop_token_ids": [-1]}, ["stop_token_ids[0]", "-1", "[0, 258)"]),
-    ("a", {"stop_token_ids": [3, VOCAB]}, ["stop_token_ids[1]", "258", "[0, 258)"]),
-    ("a", {"stop_token_ids": [2**40]}, ["stop_token_ids[0]", str(2**40), "[0, 258)"]),
     ("a", {"max_tokens": 0}, ["max_tokens", "0", "at least 1"]),
     ("a", {"max_tokens": -5}, ["max_tokens", "-5", "at least 1"]),
     ("a", {"temperature": math.nan}, ["sampling.temperature", "nan", "finite"]),
@@ -62,10 +58,19 @@ BAD_REQUESTS: list[tuple[Prompt, dict[str, Any], list[str]]] = [
     ("a", {"presence_penalty": 2.5}, ["sampling.presence_penalty", "2.5", "2"]),
     ("a", {"presence_penalty": math.nan}, ["sampling.presence_penalty", "nan"]),
     ("a", {"frequency_penalty": -2.5}, ["sampling.frequency_penalty", "-2.5", "2"]),
-    ("a", {"logit_bias": {VOCAB: 1.0}}, ["sampling.logit_bias", "258", "[0, 258)"]),
-    ("a", {"logit_bias": {-1: 1.0}}, ["sampling.logit_bias", "-1", "[0, 258)"]),
     ("a", {"logit_bias": {1: 100.5}}, ["sampling.logit_bias", "100.5", "100"]),
     ("a", {"logit_bias": {1: math.nan}}, ["sampling.logit_bias", "nan", "100"]),
+]
+BAD_IDS: list[Refused] = [
+    ([1, -1], {}, ["token_ids[1]", "-1", "[0, 258)"]),
+    ([1, VOCAB], {}, ["token_ids[1]", "258", "[0, 258)"]),
+    ([2**40], {}, ["token_ids[0]", str(2**40), "[0, 258)"]),
+    ([2**32 + 1], {}, ["token_ids[0]", str(2**32 + 1), "[0, 258)"]),
+    ("a", {"stop_token_ids": [-1]}, ["stop_token_ids[0]", "-1", "[0, 258)"]),
+    ("a", {"stop_token_ids": [3, VOCAB]}, ["stop_token_ids[1]", "258", "[0, 258)"]),
+    ("a", {"stop_token_ids": [2**40]}, ["stop_token_ids[0]", str(2**40), "[0, 258)"]),
+    ("a", {"logit_bias": {VOCAB: 1.0}}, ["sampling.logit_bias", "258", "[0, 258)"]),
+    ("a", {"logit_bias": {-1: 1.0}}, ["sampling.logit_bias", "-1", "[0, 258)"]),
 ]
 
 
@@ -84,7 +89,9 @@ async def refusal(client: DcutClient, prompt: Prompt, **options: Any) -> CallFai
     return caught.value
 
 
-def test_bad_fields_are_named_and_streams_beside_them_are_unharmed() -> None:
+def refused_beside_streams(bad: list[Refused]) -> None:
+    """Every one is refused by name, and three streams that run meanwhile give what they give alone."""
+
     async def test() -> None:
         engine = scripted_engine(max_len=MAX_LEN, delay_s=0.002)
         async with serving(engine) as (server, client):
@@ -93,7 +100,7 @@ def test_bad_fields_are_named_and_streams_beside_them_are_unharmed() -> None:
                 asyncio.create_task(client.complete(prompt, max_tokens=100, ignore_eos=True)) for prompt in prompts
             ]
             await until(lambda: engine.running == len(prompts))
-            for prompt, options, words in BAD_REQUESTS:
+            for prompt, options, words in bad:
                 error = await refusal(client, prompt, **options)
                 assert error.code is grpc.StatusCode.INVALID_ARGUMENT, (prompt, options)
                 assert not [word for word in words if word not in error.details], error.details
@@ -106,7 +113,19 @@ def test_bad_fields_are_named_and_streams_beside_them_are_unharmed() -> None:
     run(test)
 
 
-def test_a_bad_number_of_streams_is_named() -> None:
+def test_r1_an_empty_prompt_is_refused_and_streams_beside_it_are_unharmed() -> None:
+    refused_beside_streams(EMPTY)
+
+
+def test_r2_numbers_out_of_range_are_refused_by_name_value_and_limit() -> None:
+    refused_beside_streams(BAD_NUMBERS)
+
+
+def test_r3_ids_outside_the_vocabulary_are_refused_and_touch_no_neighbours_row() -> None:
+    refused_beside_streams(BAD_IDS)
+
+
+def test_r4_a_bad_number_of_streams_is_named() -> None:
     async def test() -> None:
         engine = scripted_engine()
         async with serving(engine) as (server, client):
@@ -123,7 +142,7 @@ def test_a_bad_number_of_streams_is_named() -> None:
     run(test)
 
 
-def test_the_client_refuses_what_the_wire_cannot_carry() -> None:
+def test_r2_the_client_refuses_what_the_wire_cannot_carry() -> None:
     async def test() -> None:
         async with serving(scripted_engine()) as (_, client):
             for options in ({"seed": 2**64}, {"max_tokens": "many"}, {"stop": ["\udcff"]}):
@@ -133,7 +152,7 @@ def test_the_client_refuses_what_the_wire_cannot_carry() -> None:
     run(test)
 
 
-def test_a_request_without_input_and_a_chat_without_messages_are_refused() -> None:
+def test_r1_a_request_without_input_and_a_chat_without_messages_are_refused() -> None:
     async def test() -> None:
         async with serving(scripted_engine()) as (server, _), grpc.aio.insecure_channel(server.address) as channel:
             stub = dcut_pb2_grpc.DcutServiceStub(channel)
@@ -149,7 +168,7 @@ def test_a_request_without_input_and_a_chat_without_messages_are_refused() -> No
     run(test)
 
 
-def test_an_option_of_a_newer_contract_is_refused_not_ignored() -> None:
+def test_r2_an_option_of_a_newer_contract_is_refused_not_ignored() -> None:
     async def test() -> None:
         async with serving(scripted_engine()) as (server, _), grpc.aio.insecure_channel(server.address) as channel:
             call = channel.unary_stream("/dcut.v1.DcutService/Generate")
@@ -162,7 +181,7 @@ def test_an_option_of_a_newer_contract_is_refused_not_ignored() -> None:
     run(test)
 
 
-def test_one_over_capacity_is_refused_at_once_and_the_server_recovers() -> None:
+def test_r9_one_over_capacity_is_refused_at_once_and_the_server_recovers() -> None:
     async def test() -> None:
         engine = scripted_engine(max_batch=2, max_queue=3, delay_s=0.01)
         async with serving(engine) as (server, client):
@@ -182,7 +201,7 @@ def test_one_over_capacity_is_refused_at_once_and_the_server_recovers() -> None:
     run(test)
 
 
-def test_a_duplicate_id_is_refused_and_the_first_stream_goes_on() -> None:
+def test_r10_a_duplicate_id_is_refused_and_the_first_stream_goes_on() -> None:
     async def test() -> None:
         engine = scripted_engine(delay_s=0.005)
         async with serving(engine) as (server, client):
@@ -199,7 +218,7 @@ def test_a_duplicate_id_is_refused_and_the_first_stream_goes_on() -> None:
     run(test)
 
 
-def test_a_deadline_frees_the_slot() -> None:
+def test_r11_a_deadline_frees_the_slot() -> None:
     async def test() -> None:
         engine = scripted_engine(max_batch=1, delay_s=0.02)
         async with serving(engine) as (server, client):
@@ -212,7 +231,7 @@ def test_a_deadline_frees_the_slot() -> None:
     run(test)
 
 
-def test_a_deadline_that_passes_in_the_queue_never_reaches_the_model() -> None:
+def test_r11_a_deadline_that_passes_in_the_queue_never_reaches_the_model() -> None:
     async def test() -> None:
         engine = scripted_engine(max_batch=1, delay_s=0.01)
         async with serving(engine) as (server, client):

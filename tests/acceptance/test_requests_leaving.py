@@ -1,4 +1,4 @@
-"""Clients that leave, and Abort: at every stage the slot comes back and nothing of the request stays."""
+"""R7, R10: clients that leave, and Abort: at every stage the slot comes back and nothing of the request stays."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_cancel_in_a_stage_frees_the_slot_within_a_step(stage: str) -> None:
+def test_r7_cancel_in_a_stage_frees_the_slot_within_a_step(stage: str) -> None:
     part, method, skip = STAGES[stage]
 
     async def test() -> None:
@@ -74,7 +74,7 @@ def _abandoned(server: Any) -> bool:
     return all(mailbox.abandoned for mailbox in server.host.outbox._mailboxes.values())
 
 
-def test_cancel_in_the_queue_takes_nothing() -> None:
+def test_r7_cancel_in_the_queue_takes_nothing() -> None:
     async def test() -> None:
         engine = scripted_engine(max_batch=1, delay_s=0.005)
         async with serving(engine) as (server, client):
@@ -91,7 +91,7 @@ def test_cancel_in_the_queue_takes_nothing() -> None:
     run(test)
 
 
-def test_hundreds_of_clients_that_leave_at_random_moments_leave_nothing() -> None:
+def test_r7_hundreds_of_clients_that_leave_at_random_moments_leave_nothing() -> None:
     async def test() -> None:
         engine = scripted_engine(max_batch=4, max_queue=64, delay_s=0.001)
         chance = random.Random(5)
@@ -112,7 +112,7 @@ def test_hundreds_of_clients_that_leave_at_random_moments_leave_nothing() -> Non
     run(test)
 
 
-def test_a_vanished_connection_is_a_cancel() -> None:
+def test_r7_a_vanished_connection_is_a_cancel() -> None:
     async def test() -> None:
         engine = scripted_engine(delay_s=0.005)
         async with serving(engine) as (server, _):
@@ -125,7 +125,7 @@ def test_a_vanished_connection_is_a_cancel() -> None:
     run(test)
 
 
-def test_leaving_the_iteration_cancels() -> None:
+def test_r7_leaving_the_iteration_cancels() -> None:
     async def test() -> None:
         engine = scripted_engine(delay_s=0.005)
         async with serving(engine) as (server, client):
@@ -136,7 +136,7 @@ def test_leaving_the_iteration_cancels() -> None:
     run(test)
 
 
-def test_abort_ends_the_stream_with_its_usage_and_is_idempotent() -> None:
+def test_r7_abort_ends_the_stream_with_its_usage_and_is_idempotent() -> None:
     async def test() -> None:
         engine = scripted_engine(delay_s=0.005)
         async with serving(engine) as (server, client):
@@ -153,7 +153,7 @@ def test_abort_ends_the_stream_with_its_usage_and_is_idempotent() -> None:
     run(test)
 
 
-def test_an_id_can_be_used_again_at_once_after_a_cancel() -> None:
+def test_r10_an_id_can_be_used_again_at_once_after_a_cancel() -> None:
     expected = solo(Request("solo", encoded("second"), 30, ignore_eos=True))[0]
 
     async def test() -> None:
@@ -170,7 +170,7 @@ def test_an_id_can_be_used_again_at_once_after_a_cancel() -> None:
     run(test)
 
 
-def test_an_abort_that_comes_with_the_last_step_does_not_hit_the_next_request_of_that_id() -> None:
+def test_r10_an_abort_that_comes_with_the_last_step_does_not_hit_the_next_request_of_that_id() -> None:
     async def test() -> None:
         engine = scripted_engine(max_batch=1)
         async with serving(engine) as (_, client):
@@ -186,7 +186,7 @@ def test_an_abort_that_comes_with_the_last_step_does_not_hit_the_next_request_of
     run(test)
 
 
-def test_a_fault_of_one_request_is_told_to_it_alone() -> None:
+def test_s7_a_fault_of_one_request_is_told_to_it_alone() -> None:
     async def test() -> None:
         engine = scripted_engine(delay_s=0.005)
         async with serving(engine) as (server, client):
