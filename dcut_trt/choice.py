@@ -10,7 +10,8 @@ from dcut_trt.errors import StepFailed
 from dcut_trt.logprobs import token_logprob
 from dcut_trt.sampling import sample_token
 from dcut_trt.sequence import Sequence
-from dcut_trt.types import FloatArray, IntArray, TokenLogprob, Verified
+from dcut_trt.stage_types import Verified
+from dcut_trt.types import FloatArray, IntArray, TokenLogprob
 
 
 class SequenceChoice:

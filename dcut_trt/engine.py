@@ -21,6 +21,7 @@ from dcut_trt.spec.accept import accept
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import pack
 from dcut_trt.spec.policy import Policy
+from dcut_trt.stage_types import BatchView, Draft, FeatureRows, Intent, Plan, Verified
 from dcut_trt.step_values import (
     Chosen,
     Live,
@@ -34,7 +35,7 @@ from dcut_trt.step_values import (
     view_of,
 )
 from dcut_trt.tokenizer import Tokenizer
-from dcut_trt.types import BatchView, Commit, Draft, FeatureRows, IntArray, Intent, Plan, Request, StepEvent, Verified
+from dcut_trt.types import Commit, IntArray, Request, StepEvent
 
 _NO_ROWS: IntArray = np.empty(0, np.int32)
 
@@ -147,14 +148,18 @@ class Engine:
 
     def _draft(self, sequences: Live, intent: Intent) -> Draft | None:
         drafting, others = split(sequences, intent)
-        # Who does not draft still feeds the drafter now and then, so that features do not pile up.
-        self._feed([sequence for sequence in others if sequence.pending_rows >= self.scheduler.prefill_chunk])
+        # Who does not draft still feeds the drafter: so that features do not pile up, and prefixes can be shared.
+        wanted = self.scheduler.sharing.take_wanted
+        self._feed([sequence for sequence in others if self._many_pending(sequence) or wanted(sequence)])
         if not drafting:
             return None
         with self.trace.stage("draft"):
             draft = self.drafter.propose(draft_input(drafting, self._policy.offer(len(sequences)), depth=intent.depth))
         assert draft.plan is None or not others, "a device selects for the whole batch"
         return draft
+
+    def _many_pending(self, sequence: LiveSequence) -> bool:
+        return sequence.pending_rows >= self.scheduler.prefill_chunk
 
     def _feed(self, sequences: Live) -> None:
         """Give pending features to the drafter's cache, in a pass whose drafts nobody reads."""
@@ -232,7 +237,7 @@ class Engine:
             verified = self.target.forward(rows, ends[complete], logit_rows)
         for part, end in zip(parts, ends.tolist(), strict=True):
             self._computed(part.sequence, verified.features[end + 1 - part.length : end + 1])
-        self._feed([part.sequence for part in parts if not part.last])
+        self._feed([part.sequence for part in parts if not part.last and self._many_pending(part.sequence)])
         choice = TargetChoice(verified, ends[complete], logit_rows)
         advanced = [
             self._advance(parts[index].sequence, [], choice.after(parts[index].sequence, head), 0)

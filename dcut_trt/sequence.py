@@ -8,17 +8,9 @@ import numpy as np
 
 from dcut_trt.adjusting import LogitAdjuster
 from dcut_trt.detokenizer import Detokenizer
+from dcut_trt.stage_types import FeatureRows
 from dcut_trt.stopping import find_stop, held_length
-from dcut_trt.types import (
-    Commit,
-    FeatureRows,
-    FinishReason,
-    IntArray,
-    Request,
-    RequestTimes,
-    TokenLogprob,
-    Usage,
-)
+from dcut_trt.types import Commit, FinishReason, IntArray, Request, RequestTimes, TokenLogprob, Usage
 
 _NO_BLOCKS: IntArray = np.empty(0, np.int32)
 

@@ -10,19 +10,8 @@ import numpy as np
 from dcut_trt.metrics import PrefixLookups
 from dcut_trt.scheduler import PrefillPart
 from dcut_trt.sequence import Sequence as LiveSequence
-from dcut_trt.types import (
-    BatchView,
-    Commit,
-    Draft,
-    DraftInput,
-    IntArray,
-    Intent,
-    Offer,
-    Plan,
-    Rows,
-    Selection,
-    StepOutcome,
-)
+from dcut_trt.stage_types import BatchView, Draft, DraftInput, Intent, Offer, Plan, Rows, Selection, StepOutcome
+from dcut_trt.types import Commit, IntArray
 
 Live = Sequence[LiveSequence]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from dcut_trt.types import Draft, DraftInput, DraftTraits, IntArray, Rows, Verified
+from dcut_trt.stage_types import Draft, DraftInput, DraftTraits, Rows, Verified
+from dcut_trt.types import IntArray
 
 
 @dataclass(frozen=True, slots=True)

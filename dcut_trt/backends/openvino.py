@@ -18,7 +18,8 @@ from dcut_trt.backends.base import Limits
 from dcut_trt.config import EngineOptions
 from dcut_trt.errors import EngineMismatch
 from dcut_trt.manifest import Manifest
-from dcut_trt.types import Draft, DraftInput, IntArray, Rows, Verified
+from dcut_trt.stage_types import Draft, DraftInput, Rows, Verified
+from dcut_trt.types import IntArray
 
 BLOCK_SIZE = 32  # tokens per KV block; the CPU plugin's attention is written for it
 DEFAULT_KV_MIB = 4096

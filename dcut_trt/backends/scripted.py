@@ -19,8 +19,9 @@ from dcut_trt.engine import Engine
 from dcut_trt.manifest import TokenizerSpec
 from dcut_trt.spec.policies import make_policy
 from dcut_trt.spec.policy import Policy
+from dcut_trt.stage_types import Draft, DraftInput, Rows, Verified
 from dcut_trt.tokenizer import Tokenizer
-from dcut_trt.types import Draft, DraftInput, FloatArray, IntArray, Rows, Verified
+from dcut_trt.types import FloatArray, IntArray
 
 _MODULUS = 2_147_483_647
 _STATES = 4099  # rows of the logit table; every prefix hash maps to one of them

@@ -13,7 +13,8 @@ from dcut_trt.backends.tensorrt_memory import Memory, slot_of
 from dcut_trt.backends.tensorrt_pack import ResidentPlan, begins
 from dcut_trt.backends.tensorrt_plan import Plan
 from dcut_trt.spec.packing import budget
-from dcut_trt.types import Draft, DraftInput, FloatArray, IntArray, Offer
+from dcut_trt.stage_types import Draft, DraftInput, Offer
+from dcut_trt.types import FloatArray, IntArray
 
 Pieces = list[ResidentRows]
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from dcut_trt.backends.tensorrt_device import Block, Buffer, Device, Transfers
-from dcut_trt.types import FeatureRows, IntArray
+from dcut_trt.stage_types import FeatureRows
+from dcut_trt.types import IntArray
 
 
 class ResidentRows:

@@ -16,7 +16,8 @@ import numpy as np
 
 from dcut_trt.backends.tensorrt_device import Download, Meter
 from dcut_trt.backends.tensorrt_memory import Memory
-from dcut_trt.types import IntArray, Offer, Rows
+from dcut_trt.stage_types import Offer, Rows
+from dcut_trt.types import IntArray
 
 _NONE: IntArray = np.empty(0, np.int32)
 

@@ -12,7 +12,8 @@ from dcut_trt.backends.tensorrt_device import Download
 from dcut_trt.backends.tensorrt_memory import Memory, row_step, slot_of
 from dcut_trt.backends.tensorrt_pack import ResidentPlan, begins, packed_rows
 from dcut_trt.backends.tensorrt_plan import OutsideProfile, Plan, ProfileContext
-from dcut_trt.types import FloatArray, IntArray, Rows, Verified
+from dcut_trt.stage_types import Rows, Verified
+from dcut_trt.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

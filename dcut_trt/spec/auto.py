@@ -21,7 +21,8 @@ from dcut_trt.spec.replay import RecentBlocks
 from dcut_trt.spec.rules import FixedDepth
 from dcut_trt.spec.score import AcceptanceScore
 from dcut_trt.spec.selector import keep_depths, prefix_log_scores, rank
-from dcut_trt.types import BatchView, Draft, DraftTraits, IntArray, Intent, Offer, Selection, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, DraftTraits, Intent, Offer, Selection, StepOutcome
+from dcut_trt.types import IntArray
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.policy import NO_DRAFT, WHOLE_BLOCK, Steady
 from dcut_trt.spec.selector import keep_depths, prefix_log_scores, rank
-from dcut_trt.types import BatchView, Draft, DraftTraits, Intent, Offer, Selection, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, DraftTraits, Intent, Offer, Selection, StepOutcome
 
 WARM_UP_DRAFTS = 64  # drafts that SmartSpec sees judged before it believes their acceptance rate
 PROBE_EVERY = 32  # steps that SmartSpec decodes plainly before it drafts once more to learn

@@ -1,4 +1,4 @@
-"""What any step costs: the cost table between and beyond its entries, slowly corrected by what steps really take."""
+"""What any step costs: the cost table between and beyond its entries."""
 
 from __future__ import annotations
 
@@ -12,16 +12,9 @@ from numpy.typing import NDArray
 
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import budget
-from dcut_trt.types import StepOutcome
 
 Floats = NDArray[np.float64]
 
-# A correction moves by this share of the logarithm of measured over predicted, which counts no further than the limit:
-# one step of five times its time moves it by GAIN * ERROR_LIMIT = 1 %, a lasting change is learnt in some 50 steps.
-GAIN, ERROR_LIMIT = 0.1, 0.1
-MACHINE_SHARE = 0.75  # of a move, taken for the whole machine; the rest is of the arm and the batch sizes around
-DISTURBED = 0.25  # weight of a step whose batch or kind differs from the last one's, or whose drafter had to catch up
-WIDEST = math.log(2)  # a correction stays within [0.5, 2]
 FLOOR = 0.1  # of a batch size's cheapest measured step: no prediction is below
 
 
@@ -41,7 +34,7 @@ class _Curve:
 
 
 class CostModel:
-    """Milliseconds of a whole step for any batch size, K, block depth and context, for one engine and its thread.
+    """Milliseconds of a whole step for any batch size, K, block depth and context.
 
     Straight lines between the budgets K_rho(B) of the measured ratios, and between captured batch sizes at equal rows
     per request. More rows never cost less, whatever the noise of the table. Where a step without drafting and the
@@ -52,10 +45,6 @@ class CostModel:
     def __init__(self, table: CostTable, draft_length: int) -> None:
         self.table = table
         self.draft_length = draft_length
-        self._machine = 0.0  # logarithms of the corrections
-        self._drafting = np.zeros(len(table.batches))
-        self._plain = np.zeros(len(table.batches))
-        self._last: tuple[int, bool, int] | None = None  # batch, drafting, rows
         self._captured = [self._captured_curve(place) for place in range(len(table.batches))]
         self._curve = functools.lru_cache(maxsize=1024)(self._curve_at)
 
@@ -63,7 +52,7 @@ class CostModel:
     def switch_ms(self) -> float:
         """What a step costs more when its K differs from that of the last one, and which is in no other number here; 0
         where it was not measured."""
-        return (self.table.switch_ms or 0.0) * math.exp(self._machine)
+        return self.table.switch_ms or 0.0
 
     def step_ms(self, batch: int, rows: NDArray[np.integer], depth: int, context: float) -> Floats:
         """Of drafting steps that verify so many rows [n], each in B..B * (D + 1); non-decreasing in rows.
@@ -76,9 +65,8 @@ class CostModel:
         if cost is not None:
             ms = ms + (cost.request * batch + cost.row * curve.rows) * self._more_context(context)
         ms = np.maximum(np.maximum.accumulate(ms), FLOOR * curve.ms[0])
-        factor = self._factor(self._drafting, curve)
-        predicted: Floats = factor * np.interp(rows, curve.rows, ms)
-        return predicted
+        costs: Floats = np.interp(rows, curve.rows, ms)
+        return costs
 
     def plain_ms(self, batch: int, context: float) -> float:
         """Of a step without drafting; infinite when that was not measured."""
@@ -89,41 +77,7 @@ class CostModel:
         measured = float(plain[curve.places] @ curve.weights)
         cost = self.table.context_ms
         here = measured if cost is None else measured + cost.plain * batch * self._more_context(context)
-        return self._factor(self._plain, curve) * max(here, FLOOR * measured)
-
-    def learn(self, outcome: StepOutcome) -> None:
-        """Correct the arm and the batch sizes around by a step that was measured; one odd step changes little."""
-        view, intent = outcome.view, outcome.intent
-        batch, rows, context = view.batch, outcome.rows, float(view.context_lens.mean())
-        count = 0 if intent.depth == 0 else batch if intent.rows is None else len(intent.rows)
-        drafting = count > 0
-        last, self._last = self._last, (batch, drafting, rows)
-        if 0 < count < batch:
-            return  # neither arm is like a step in which a part of the batch drafts
-        if drafting:
-            depth = intent.depth or self.draft_length
-            predicted = float(self.step_ms(batch, np.array([rows]), depth, context)[0])
-        else:
-            predicted = self.plain_ms(batch, context)
-        if last is not None and last[2] != rows:
-            predicted += self.switch_ms
-        if not (math.isfinite(outcome.step_ms) and outcome.step_ms > 0 and math.isfinite(predicted)):
-            return
-        error = min(max(math.log(outcome.step_ms / predicted), -ERROR_LIMIT), ERROR_LIMIT)
-        catching_up = drafting and int(view.pending_rows.sum()) > batch * (self.draft_length + 1)
-        steady = last is not None and last[:2] == (batch, drafting) and not catching_up
-        self._move(self._drafting if drafting else self._plain, batch, error * GAIN * (1.0 if steady else DISTURBED))
-
-    def _move(self, arm: Floats, batch: int, move: float) -> None:
-        """Change the logarithm of the correction at this batch size by `move`, no further than it may go."""
-        curve = self._curve(batch)
-        now = self._machine + float(arm[curve.places] @ curve.weights)
-        move = min(max(now + move, -WIDEST), WIDEST) - now
-        self._machine += MACHINE_SHARE * move
-        arm[curve.places] += (1 - MACHINE_SHARE) * move * curve.weights / (curve.weights @ curve.weights)
-
-    def _factor(self, arm: Floats, curve: _Curve) -> float:
-        return math.exp(min(max(self._machine + float(arm[curve.places] @ curve.weights), -WIDEST), WIDEST))
+        return max(here, FLOOR * measured)
 
     def _more_context(self, context: float) -> float:
         """By how many thousand rows it exceeds the profiled one."""

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from dcut_trt.types import IntArray, PackPlan
+from dcut_trt.stage_types import PackPlan
+from dcut_trt.types import IntArray
 
 # Products such as 0.7 * 10 land a hair above the integer they mean; without this the ceiling would be one too high.
 _ROUNDING_SLACK = 1e-9

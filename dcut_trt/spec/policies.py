@@ -11,7 +11,7 @@ from dcut_trt.spec.baselines import DCutVllm, DSpark, SmartSpec, Tetris, Thresho
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.policy import Policy
 from dcut_trt.spec.rules import DCut, FixedDepth, FixedRatio, Plain
-from dcut_trt.types import DraftTraits
+from dcut_trt.stage_types import DraftTraits
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dcut_trt.types import BatchView, Draft, Intent, Offer, Selection, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, Intent, Offer, Selection, StepOutcome
 
 WHOLE_BLOCK = Intent()
 NO_DRAFT = Intent(depth=0)

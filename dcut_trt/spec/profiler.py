@@ -18,7 +18,7 @@ from dcut_trt.spec.cost_table import ContextCost, CostTable, load_cost_table, sa
 from dcut_trt.spec.policy import Steady
 from dcut_trt.spec.rules import FixedRatio
 from dcut_trt.spec.sweep import Bypass, Progress, Series, Sweep, Turn, batches_that_fit, most_that_fit, request_shape
-from dcut_trt.types import BatchView, Draft, Intent, Offer, Selection
+from dcut_trt.stage_types import BatchView, Draft, Intent, Offer, Selection
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.policy import NO_DRAFT, Steady
 from dcut_trt.spec.selector import choose_ratio, keep_depths, prefix_log_scores, rank
-from dcut_trt.types import BatchView, Draft, Intent, Offer, Selection
+from dcut_trt.stage_types import BatchView, Draft, Intent, Offer, Selection
 
 
 class Plain(Steady):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dcut_trt.types import BatchView, Draft, FloatArray, IntArray, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, StepOutcome
+from dcut_trt.types import FloatArray, IntArray
 
 Floats = NDArray[np.float64]
 
@@ -57,6 +58,7 @@ class AcceptanceScore:
         self._slot_weights: FloatArray = np.zeros(1 << SLOT_BITS, np.float32)
         self._slot_information: FloatArray = np.zeros(1 << SLOT_BITS, np.float32)
         self._surprises: dict[str, tuple[float, float]] = {}  # of each request: accepted beyond expectation, judged
+        self._latest: tuple[Draft, _Seen] | None = None  # what was scored is learnt from next
 
     def log_scores(self, draft: Draft, view: BatchView, rows: IntArray | None) -> FloatArray:
         """Log of the probability that each prefix is accepted: [b, depth + 1], 0 for the anchor, non-increasing.
@@ -64,6 +66,7 @@ class AcceptanceScore:
         draft: of the requests of view at rows [b], None for all. A confidence of 0 or NaN is never accepted.
         """
         seen = self._see(draft, view, rows)
+        self._latest = draft, seen
         scores = np.zeros((len(seen.usable), seen.usable.shape[1] + 1), np.float32)
         log_accepted = np.where(seen.usable, -np.logaddexp(0, -seen.log_odds), -np.inf)
         np.cumsum(log_accepted, axis=1, dtype=np.float32, out=scores[:, 1:])
@@ -74,7 +77,8 @@ class AcceptanceScore:
         view, draft = outcome.view, outcome.draft
         if draft is not None and draft.confidence.size:
             rows = np.arange(view.batch, dtype=np.int32) if outcome.intent.rows is None else outcome.intent.rows
-            seen = self._see(draft, view, rows)
+            scored, self._latest = self._latest, None  # what it says is of the weights before
+            seen = scored[1] if scored is not None and scored[0] is draft else self._see(draft, view, rows)
             depths = np.arange(draft.confidence.shape[1])
             known = (depths < outcome.judged[rows, None]) & seen.usable
             accepted = depths < outcome.accepted[rows, None]

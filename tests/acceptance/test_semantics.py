@@ -15,7 +15,8 @@ from dcut_trt.engine import Engine
 from dcut_trt.errors import StepFailed
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.policies import make_policy
-from dcut_trt.types import DraftTraits, FinishReason, Request, SamplingParams
+from dcut_trt.stage_types import DraftTraits
+from dcut_trt.types import FinishReason, Request, SamplingParams
 
 POLICIES = ("plain", "dflash", "ratio:0.5", "dcut", "auto")
 # Not measured: costs so close together that the choice changes from step to step.

@@ -26,7 +26,8 @@ from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.policies import make_policy
 from dcut_trt.spec.policy import Policy
 from dcut_trt.spec.rules import DCut
-from dcut_trt.types import Draft, DraftInput, FinishReason, Request, SamplingParams, StepEvent
+from dcut_trt.stage_types import Draft, DraftInput
+from dcut_trt.types import FinishReason, Request, SamplingParams, StepEvent
 
 MAX_LEN = 96
 RATIOS = (0.25, 0.5, 0.75, 1.0)

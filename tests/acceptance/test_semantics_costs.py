@@ -26,7 +26,8 @@ from dcut_trt.spec.policies import make_policy
 from dcut_trt.spec.policy import NO_DRAFT, Policy
 from dcut_trt.spec.profiler import obtain_cost_table
 from dcut_trt.spec.rules import DCut, FixedDepth
-from dcut_trt.types import BatchView, Draft, DraftInput, FloatArray, Intent, Request, Verified
+from dcut_trt.stage_types import BatchView, Draft, DraftInput, Intent, Verified
+from dcut_trt.types import FloatArray, Request
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 BLOCK = 8

@@ -22,7 +22,8 @@ from dcut_server.sidecars import watching_sidecars
 from dcut_trt.engine import Engine
 from dcut_trt.metrics import StepRecord
 from dcut_trt.spec.cost_table import CostTable
-from dcut_trt.types import Commit, Rows, Verified
+from dcut_trt.stage_types import Rows, Verified
+from dcut_trt.types import Commit
 
 CHROMIUM_FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.print(cost_rows_table(engine.cost_table))
     parity = compare({name: answers(engine, requests[:16], name) for name in PARITY.policies}, expected)
     console.print(f"greedy parity with fp32 on CPU: {parity}")
-    cells = summarise(measure(engine, chat_requests(dataset, engine.tokenizer, COMPARED), COMPARED), greedy=True)
+    cells = summarise(measure(engine, chat_requests(dataset, engine.tokenizer, COMPARED), COMPARED))
     console.print(throughput_table(cells, f"{args.backend} {args.precision}, gsm8k"))
     console.print(THROUGHPUT_LEGEND)
     table = engine.cost_table

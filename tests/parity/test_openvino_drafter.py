@@ -14,7 +14,7 @@ from dcut_engines.emit_openvino import emit_drafter
 from dcut_engines.model_config import RopeConfig
 from dcut_trt.backends.base import Limits
 from dcut_trt.backends.openvino import OpenVinoDrafter, _Graph
-from dcut_trt.types import DraftInput
+from dcut_trt.stage_types import DraftInput
 
 TOLERANCE = 1e-4
 SUBSET = np.array([3, 60, 8, 5, 0, 41, 22, 17], np.int32)  # in no order: a logit's index is not its token id

@@ -15,9 +15,10 @@ from dcut_trt.engine import Engine
 from dcut_trt.manifest import read_manifest
 from dcut_trt.spec.policy import NO_DRAFT, Steady
 from dcut_trt.spec.rules import FixedDepth, Plain
+from dcut_trt.stage_types import BatchView, Draft, Intent, Offer, Selection
 from dcut_trt.step_values import draft_input
 from dcut_trt.tokenizer import Tokenizer
-from dcut_trt.types import BatchView, Draft, Intent, Offer, Request, Selection
+from dcut_trt.types import Request
 
 PROMPTS = ("The capital of France is", "def fibonacci(n):", "1, 2, 3, 4, 5, 6,")
 

@@ -9,7 +9,7 @@ import numpy as np
 from dcut_server.simulate.traces import Trace
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.policy import Policy
-from dcut_trt.types import BatchView, Draft
+from dcut_trt.stage_types import BatchView, Draft
 
 
 def naive_cost(table: CostTable, batch: int, rows: int, block: int) -> float:

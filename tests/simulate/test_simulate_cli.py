@@ -32,12 +32,12 @@ def test_simulate_writes_what_a_report_reads(tmp_path: Path) -> None:
         "--budgets",
         "any",
         "--policies",
-        "dflash;auto:-score,-budget",
+        "dflash,auto:-score-budget",
     ]
     assert main(["simulate", *flags, "--json", str(out), *QUICK]) == 0
     document = json.loads(out.read_text())
     assert (document["schema"], document["kind"]) == (1, "dcut-trt simulation")
-    assert [cell["policy"] for cell in document["cells"]] == ["dflash", "auto:-score,-budget"] * 2
+    assert [cell["policy"] for cell in document["cells"]] == ["dflash", "auto:-score-budget"] * 2
     assert all(cell["keep_ratio"] == 1 for cell in document["cells"][::2])
     assert all(0 < cell["keep_ratio"] <= 1 and cell["tau"] > 1 for cell in document["cells"])
     assert document["cells"][0]["device"] in document["cost_tables"]

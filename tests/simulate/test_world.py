@@ -18,7 +18,7 @@ from dcut_trt.errors import UnsupportedOption
 from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.policies import make_policy
 from dcut_trt.spec.policy import NO_DRAFT, Steady
-from dcut_trt.types import BatchView, Draft, DraftTraits, Intent, Offer, Selection, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, DraftTraits, Intent, Offer, Selection, StepOutcome
 
 ANY = DraftTraits(LENGTH, any_budget=True)
 

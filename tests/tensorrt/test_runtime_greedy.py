@@ -17,8 +17,9 @@ from dcut_trt.spec.policies import make_policy
 from dcut_trt.spec.policy import NO_DRAFT, WHOLE_BLOCK, Policy
 from dcut_trt.spec.profiler import profile
 from dcut_trt.spec.rules import FixedRatio
+from dcut_trt.stage_types import BatchView, Intent, Offer
 from dcut_trt.tokenizer import Tokenizer
-from dcut_trt.types import BatchView, Intent, Offer, Request, SamplingParams
+from dcut_trt.types import Request, SamplingParams
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 # Not measured: costs so close together that dcut's choice changes from step to step.

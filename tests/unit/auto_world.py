@@ -11,7 +11,8 @@ from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.policy import Policy
 from dcut_trt.spec.selector import prefix_log_scores
-from dcut_trt.types import BatchView, Draft, FloatArray, IntArray, Intent, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, Intent, StepOutcome
+from dcut_trt.types import FloatArray, IntArray
 
 D = 7
 RATIOS = (0.25, 0.5, 0.75, 1.0)

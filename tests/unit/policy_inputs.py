@@ -3,7 +3,7 @@
 import numpy as np
 
 from dcut_trt.spec.policy import Policy
-from dcut_trt.types import BatchView, Draft, Selection
+from dcut_trt.stage_types import BatchView, Draft, Selection
 
 
 def view_of(batch: int, context: int = 100) -> BatchView:

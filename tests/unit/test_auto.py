@@ -16,17 +16,15 @@ from scripted_runs import Stream, letters, letters_script, requests
 
 from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.errors import UnsupportedOption
-from dcut_trt.spec.arm_costs import ArmTimes, FeedCost
-from dcut_trt.spec.arms import ArmChoice, ProbeSchedule
 from dcut_trt.spec.auto import PART_NAMES, Auto, AutoParts, TableCosts, make_auto
 from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.policies import check_policy_name, make_policy
-from dcut_trt.spec.replay import RecentBlocks
 from dcut_trt.spec.rules import DCut, Plain
 from dcut_trt.spec.selector import prefix_log_scores
-from dcut_trt.types import BatchView, Draft, DraftTraits, FloatArray, IntArray, Intent, Request, SamplingParams
+from dcut_trt.stage_types import BatchView, Draft, DraftTraits, Intent
+from dcut_trt.types import FloatArray, IntArray, Request, SamplingParams
 
 FREE = DraftTraits(D, any_budget=True, short_blocks=True)
 BUCKETS = DraftTraits(D)
@@ -101,39 +99,6 @@ def test_a_step_verifies_what_the_best_of_all_choices_would(confidence: FloatArr
 
     best = max(worth(kept) for kept in itertools.product(range(length + 1), repeat=batch))
     assert worth(tuple(keep.tolist())) == pytest.approx(best, rel=1e-5)
-
-
-def test_replayed_blocks_give_the_rate_of_the_best_choices() -> None:
-    draws = np.random.default_rng(1)
-    blocks = np.exp(prefix_log_scores(draws.random((12, 3)).astype(np.float32)))
-    recent = RecentBlocks(3)
-    recent.add(blocks)
-    sizes = np.arange(4, 13, dtype=np.int32)
-    cost_ms = 5.0 + 0.9 * sizes
-    pooled = [np.sort(blocks[first : first + 4, :3].ravel())[::-1].cumsum() for first in (0, 4, 8)]
-
-    def rate(chosen: list[int]) -> float:
-        gained = sum(expected[size - 1] for expected, size in zip(pooled, chosen, strict=True))
-        return float(gained / sum(cost_ms[size - 4] for size in chosen))
-
-    each = [max(sizes.tolist(), key=lambda size: expected[size - 1] / cost_ms[size - 4]) for expected in pooled]
-    found = recent.prospect(4, 2, sizes, cost_ms, 0.0, latest=12)
-    assert found.rate == pytest.approx(rate(each))
-
-    steady = [rate([size] * 3) for size in sizes.tolist()]
-    assert found.size == 4 + int(np.argmax(steady))
-    switching = recent.prospect(4, 2, sizes, cost_ms, 100.0, latest=12)
-    assert (switching.rate, switching.size) == (pytest.approx(max(steady)), found.size)
-
-
-def test_a_short_block_goes_on_as_blocks_did() -> None:
-    recent = RecentBlocks(3, window=2)
-    recent.add(np.array([[1, 0.5]], np.float32))
-    assert len(recent) == 0
-    recent.add(np.array([[1, 0.8, 0.4, 0.2]], np.float32))
-    recent.add(np.array([[1, 0.4]], np.float32))
-    found = recent.prospect(1, 3, np.array([4], np.int32), np.array([1.0]), 0.0, latest=1)
-    assert found.rate == pytest.approx(1 + 0.4 + 0.2 + 0.1)
 
 
 def test_the_number_of_rows_changes_seldom_where_a_change_costs() -> None:
@@ -238,20 +203,6 @@ def test_a_table_that_overrates_plain_decoding_is_found_out() -> None:
         assert world.run(1500, 8) > 0.98 * best
 
 
-def test_a_small_lead_must_last_and_a_clear_one_need_not() -> None:
-    choice = ArmChoice()
-    for rates, first in (({0: 1.0, 7: 0.9}, 0), ({0: 1.0, 7: 1.1}, 7), ({0: 1.1, 7: 1.0}, 0)):
-        choice.weigh(rates)
-        assert choice.current == first
-    for rates in ({0: 1.0, 7: 1.1}, {0: 1.0, 7: 1.1}, {0: 1.0, 7: 1.01}, {0: 1.0, 7: 1.1}, {0: 1.0, 7: 1.1}):
-        choice.weigh(rates)
-        assert choice.current == 0
-    choice.weigh({0: 1.0, 7: 1.1})
-    assert choice.current == 7
-    choice.weigh({0: 1.3, 7: 1.1})
-    assert choice.current == 0
-
-
 def test_it_follows_the_traffic_within_a_few_steps() -> None:
     costs = Costs(base=20.0, per_row=1.0)
     world = World(auto(costs.table()), costs, seldom)
@@ -290,40 +241,6 @@ def test_a_probe_asks_those_with_the_least_to_catch_up() -> None:
     policy = auto(STEEP.table())
     pending = np.array([500, 3, 400, 2, 100, 1, 300, 9, 8, 7, 6, 5], np.int32)
     assert policy.intend(view_of(12, pending)).rows.tolist() == [1, 3, 5, 7, 8, 9, 10, 11]
-
-
-def test_probes_stop_when_they_have_cost_their_share() -> None:
-    schedule = ProbeSchedule()
-    schedule.probed(1000.0)
-    schedule.passed(80_000.0)
-    assert not any(schedule.due(8) for _ in range(600))
-    schedule.passed(11_000.0)
-    assert schedule.due(8)
-
-
-def test_arms_are_told_apart_from_the_machine() -> None:
-    times, draws = ArmTimes(), np.random.default_rng(0)
-    assert times.plain_factor(8) == 1
-    for step in range(1200):
-        slower = 1 + step / 600  # the machine gets three times as slow
-        drafting = step % 64 >= 4
-        took = slower * (20.0 if drafting else 9.0) * float(np.exp(0.05 * draws.normal()))
-        times.learn(8, took, 20.0 if drafting else 10.0, drafting=drafting)
-    assert times.plain_factor(15) == pytest.approx(0.9, rel=0.03)
-    assert times.plain_factor(16) == 1
-    before = times.plain_factor(8)
-    for drafting in (False, False, True):
-        times.learn(8, 1e5, 10.0, drafting=drafting)
-    assert times.plain_factor(8) < 1.02 * before
-
-
-def test_the_price_of_waiting_features_is_found() -> None:
-    draws, feed = np.random.default_rng(0), FeedCost()
-    assert feed(100) == 0
-    for _ in range(100):
-        rows, pending = int(draws.integers(2, 256)), int(draws.integers(0, 3000))
-        feed.learn(rows, pending, 1.5 + 0.05 * rows + 0.02 * pending + draws.normal() * 0.1)
-    assert feed(1000) == pytest.approx(20.0, rel=0.05)
 
 
 def test_a_device_that_selects_by_itself_is_bypassed_too() -> None:

@@ -21,17 +21,8 @@ from dcut_trt.spec.packing import budget
 from dcut_trt.spec.policies import check_policy_name, make_policy
 from dcut_trt.spec.policy import NO_DRAFT, WHOLE_BLOCK, Policy
 from dcut_trt.spec.selector import keep_depths, prefix_log_scores, rank
-from dcut_trt.types import (
-    BatchView,
-    Draft,
-    DraftTraits,
-    FloatArray,
-    Intent,
-    Request,
-    SamplingParams,
-    Selection,
-    StepOutcome,
-)
+from dcut_trt.stage_types import BatchView, Draft, DraftTraits, Intent, Selection, StepOutcome
+from dcut_trt.types import FloatArray, Request, SamplingParams
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 LENGTH = 7

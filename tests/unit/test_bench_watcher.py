@@ -11,7 +11,7 @@ from dcut_server.bench.confidence import CALIBRATION_BINS, confidence_of, reliab
 from dcut_server.bench.watcher import Watched, Watcher
 from dcut_trt.spec.policy import Steady
 from dcut_trt.spec.rules import FixedDepth, Plain
-from dcut_trt.types import BatchView, Draft, Intent, Selection, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, Intent, Selection, StepOutcome
 
 DEPTH = 5
 

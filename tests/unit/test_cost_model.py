@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcut_trt.spec.cost_model import MACHINE_SHARE, CostModel
+from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.cost_table import ContextCost, CostTable
 from dcut_trt.spec.packing import budget
-from dcut_trt.types import BatchView, Draft, Intent, StepOutcome
 
 LENGTH = 7
 RATIOS = (0.25, 0.5, 0.75, 1.0)
@@ -46,27 +45,6 @@ def table(**changes: Any) -> CostTable:
         "switch_ms": 2.5,
     }
     return CostTable(**fields | changes)
-
-
-def outcome(
-    batch: int, rows: int, step_ms: float, *, drafting: bool = True, pending: int = 2, of: list[int] | None = None
-) -> StepOutcome:
-    """of: places of those that drafted, all where it is None."""
-    ids = tuple(f"r{place}" for place in range(batch))
-    draft = Draft(np.zeros((batch, LENGTH), np.int32), np.zeros((batch, LENGTH), np.float32)) if drafting else None
-    return StepOutcome(
-        view=BatchView(ids, np.full(batch, 150), np.full(batch, pending), np.zeros(batch, np.float32)),
-        intent=Intent(None if drafting else 0, None if of is None else np.array(of, np.int32)),
-        draft=draft,
-        selection=None,
-        keep=np.zeros(batch, np.int32),
-        accepted=np.zeros(batch, np.int32),
-        judged=np.zeros(batch, np.int32),
-        rows=rows,
-        draft_ms=1.0,
-        verify_ms=1.0,
-        step_ms=step_ms,
-    )
 
 
 def at(model: CostModel, batch: int, rows: int, depth: int = LENGTH, context: float = 150.0) -> float:
@@ -136,7 +114,6 @@ def test_an_old_table_knows_neither_depth_nor_context_nor_switches() -> None:
 def test_what_was_not_measured_without_drafting_is_never_cheap() -> None:
     model = CostModel(table(plain_ms=None), LENGTH)
     assert model.plain_ms(4, 150.0) == math.inf
-    model.learn(outcome(4, 4, 12.0, drafting=False))  # nothing to compare it with
     assert at(model, 4, 16) == pytest.approx(row_cost(4, 16))
 
 
@@ -171,21 +148,15 @@ def noisy_tables(draw: st.DrawFn) -> CostTable:
     )
 
 
-STEPS = st.lists(st.floats(0.001, 1e4), max_size=5)
 CONTEXTS = st.sampled_from((0.0, 100.0, 9000.0, -1.0, math.nan, math.inf))
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    noisy_tables(), st.integers(1, 50), st.integers(1, LENGTH), CONTEXTS, st.lists(st.floats(0.001, 1e4), max_size=5)
-)
+@given(noisy_tables(), st.integers(1, 50), st.integers(1, LENGTH), CONTEXTS)
 def test_however_noisy_the_table_costs_are_positive_and_rise_with_rows_and_depth(
-    noisy: CostTable, batch: int, depth: int, context: float, steps: list[float]
+    noisy: CostTable, batch: int, depth: int, context: float
 ) -> None:
     model = CostModel(noisy, LENGTH)
-    for step_ms in steps:
-        model.learn(outcome(batch, batch * 2, step_ms))
-        model.learn(outcome(batch, batch, step_ms, drafting=False))
     rows = np.arange(batch, batch * (LENGTH + 1) + 1)
     costs = model.step_ms(batch, rows, depth, context)
     assert np.isfinite(costs).all()
@@ -193,91 +164,3 @@ def test_however_noisy_the_table_costs_are_positive_and_rise_with_rows_and_depth
     assert (np.diff(costs) >= 0).all()
     assert (costs <= model.step_ms(batch, rows, LENGTH, context)).all()
     assert model.plain_ms(batch, context) > 0
-
-
-def test_costs_follow_a_machine_that_slows_down_and_back() -> None:
-    generator = np.random.default_rng(0)
-    model, before = CostModel(table(), LENGTH), 0
-    for factor, steps in ((1.3, 120), (1.0, 120)):
-        for _ in range(steps):
-            rows = int(generator.choice([8, 16, 24, 32]))
-            noise = float(generator.lognormal(0, 0.05))
-            model.learn(outcome(4, rows, (row_cost(4, rows) + 2.5 * (rows != before)) * factor * noise))
-            before = rows
-        assert at(model, 4, 16) == pytest.approx(row_cost(4, 16) * factor, rel=0.05)
-        assert model.switch_ms == pytest.approx(2.5 * factor, rel=0.1)
-
-
-def test_an_arm_of_its_own_pace_is_learnt_apart() -> None:
-    model = CostModel(table(switch_ms=None), LENGTH)
-    for _ in range(300):
-        for _ in range(4):
-            model.learn(outcome(4, 16, row_cost(4, 16) * 1.3))
-        for _ in range(4):
-            model.learn(outcome(4, 4, 14.0, drafting=False))
-    assert at(model, 4, 16) == pytest.approx(row_cost(4, 16) * 1.3, rel=0.03)
-    assert model.plain_ms(4, 150.0) == pytest.approx(14.0, rel=0.03)
-
-
-def test_what_one_arm_learns_is_mostly_believed_of_the_other() -> None:
-    model = CostModel(table(), LENGTH)
-    for _ in range(300):
-        model.learn(outcome(4, 16, row_cost(4, 16) * 1.3))
-    assert model.plain_ms(4, 150.0) == pytest.approx(14.0 * 1.3**MACHINE_SHARE, rel=0.02)
-    assert at(model, 16, 64) == pytest.approx(row_cost(16, 64) * 1.3**MACHINE_SHARE, rel=0.02)
-
-
-def test_one_step_of_five_times_its_time_moves_one_percent_at_most() -> None:
-    model = CostModel(table(), LENGTH)
-    model.learn(outcome(4, 16, row_cost(4, 16)))
-    model.learn(outcome(4, 16, 5 * row_cost(4, 16)))
-    assert 1 < at(model, 4, 16) / row_cost(4, 16) < 1.011
-
-
-@pytest.mark.parametrize("step_ms", [1e6, 1e-6])
-def test_corrections_stay_within_a_factor_of_two(step_ms: float) -> None:
-    model = CostModel(table(), LENGTH)
-    for _ in range(500):
-        model.learn(outcome(4, 16, step_ms))
-    assert at(model, 4, 16) / row_cost(4, 16) == pytest.approx(2.0 if step_ms > 1 else 0.5)
-    for _ in range(60):  # nothing beyond the bounds has piled up
-        model.learn(outcome(4, 16, row_cost(4, 16)))
-    assert at(model, 4, 16) / row_cost(4, 16) == pytest.approx(1.0, abs=0.15)
-
-
-@pytest.mark.parametrize("step_ms", [math.nan, math.inf, 0.0, -1.0])
-def test_a_step_that_no_clock_measures_teaches_nothing(step_ms: float) -> None:
-    model = CostModel(table(), LENGTH)
-    model.learn(outcome(4, 16, step_ms))
-    assert at(model, 4, 16) == pytest.approx(row_cost(4, 16))
-
-
-def test_steps_after_a_change_and_of_a_drafter_that_catches_up_weigh_less() -> None:
-    def moved(*steps: StepOutcome) -> float:
-        model = CostModel(table(), LENGTH)
-        for step in steps:
-            model.learn(step)
-        return at(model, 4, 16) - row_cost(4, 16)
-
-    slow = row_cost(4, 16) * 2
-    before = outcome(4, 16, row_cost(4, 16))
-    steady = moved(before, outcome(4, 16, slow))
-    assert moved(outcome(4, 16, slow)) < steady / 3
-    assert moved(outcome(4, 4, 14.0, drafting=False), outcome(4, 16, slow + 2.5)) < steady / 3
-    assert moved(before, outcome(4, 16, slow, pending=100)) < steady / 3
-
-
-def test_the_cost_of_another_k_is_not_learnt_as_the_steps_own() -> None:
-    model = CostModel(table(), LENGTH)
-    for _ in range(100):
-        for rows in (8, 16):
-            model.learn(outcome(4, rows, row_cost(4, rows) + 2.5))
-    assert at(model, 4, 16) == pytest.approx(row_cost(4, 16), rel=0.02)
-
-
-def test_a_step_in_which_a_part_drafts_teaches_nothing() -> None:
-    model = CostModel(table(), LENGTH)
-    model.learn(outcome(4, 6, 500.0, of=[0, 2]))
-    assert at(model, 4, 16) == pytest.approx(row_cost(4, 16))
-    model.learn(outcome(4, 16, 500.0, of=[0, 1, 2, 3]))
-    assert at(model, 4, 16) > row_cost(4, 16)

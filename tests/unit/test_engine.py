@@ -24,7 +24,8 @@ from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import budget, pack
 from dcut_trt.spec.policies import make_policy
 from dcut_trt.spec.selector import choose_ratio, keep_depths, prefix_log_scores, rank
-from dcut_trt.types import Draft, DraftInput, FinishReason, Request, SamplingParams
+from dcut_trt.stage_types import Draft, DraftInput
+from dcut_trt.types import FinishReason, Request, SamplingParams
 
 MAX_LEN = 96
 RATIOS = (0.25, 0.5, 0.75, 1.0)

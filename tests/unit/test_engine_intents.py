@@ -11,8 +11,9 @@ from scripted_runs import checked_step, expected, letters, letters_script, reque
 
 from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.spec.policy import NO_DRAFT
+from dcut_trt.stage_types import BatchView, Draft, Intent, Offer, Selection, StepOutcome
 from dcut_trt.step_values import drafted_each, for_whole_batch, split
-from dcut_trt.types import BatchView, Draft, Intent, Offer, Request, SamplingParams, Selection, StepOutcome
+from dcut_trt.types import Request, SamplingParams
 
 DRAFT_LENGTH = 7
 

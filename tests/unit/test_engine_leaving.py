@@ -12,7 +12,8 @@ from scripted_runs import POLICIES, checked_step, expected, letters, letters_scr
 
 from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.errors import DeadlineExceeded, StepFailed
-from dcut_trt.types import Draft, DraftInput, FinishReason, Request, SamplingParams
+from dcut_trt.stage_types import Draft, DraftInput
+from dcut_trt.types import FinishReason, Request, SamplingParams
 
 
 @pytest.mark.parametrize("policy", ["plain", "dflash", "ratio:0.5"])

@@ -22,6 +22,7 @@ LAYERS = [
     set(row.split())
     for row in (
         "types errors typed_json",
+        "stage_types",
         "config manifest metrics stopping detokenizer adjusting backends.base kv.prefix",
         "plans tokenizer sequence admission kv.paged kv.slots spec.packing spec.accept spec.cost_table",
         "kv.sharing",

@@ -17,14 +17,17 @@ from dcut_trt.engine import Engine
 from dcut_trt.kv.prefix import ROOT, PrefixIndex
 from dcut_trt.scheduler import Scheduler
 from dcut_trt.spec.policies import make_policy
+from dcut_trt.spec.policy import Policy
 from dcut_trt.spec.profiler import profile
+from dcut_trt.spec.rules import FixedDepth
+from dcut_trt.stage_types import BatchView, Intent
 from dcut_trt.types import Request, SamplingParams, StepEvent
 
 BLOCK = 4
 MAX_LEN = 96
 
 
-def small_engine(policy: str = "ratio:0.5", **options: object) -> Engine:
+def small_engine(policy: str | Policy = "ratio:0.5", **options: object) -> Engine:
     """Blocks are so short that everything shares something."""
     defaults = {"script": letters_script(), "max_len": MAX_LEN, "block_size": BLOCK, "max_batch": 4}
     return poisoned(scripted_engine(policy, **(defaults | options)))  # type: ignore[arg-type]
@@ -204,6 +207,39 @@ def test_rows_that_a_drafter_has_not_seen_are_forgotten_before_it_drafts() -> No
     assert (cached_tokens(stream), stream.outcome) == (0, expected(script, request))
     engine.policy = make_policy("ratio:0.5", None)
     assert cached_tokens(solo(engine, request)) == 16
+
+
+class Bypassing(FixedDepth):
+    """Drafts nothing until it is told to; the drafter is to be kept ready."""
+
+    def __init__(self) -> None:
+        self.drafting = False
+
+    def intend(self, view: BatchView) -> Intent:
+        return Intent() if self.drafting else Intent(depth=0)
+
+
+def test_prompts_that_begin_alike_are_shared_though_nobody_drafts() -> None:
+    script = letters_script(1e9)
+    policy = Bypassing()
+    engine = small_engine(policy, script=script)
+    start = letters("the same 16 letters begin every prompt ")
+    requests = [Request(f"r{index}", (*start, *letters(end)), 12) for index, end in enumerate(("a", "bc", "d", "e"))]
+    streams = [solo(engine, request) for request in requests[:3]]
+    # The second one shows that the beginning is worth sharing, and the third one has it.
+    assert [cached_tokens(stream) for stream in streams] == [0, 0, len(start) // BLOCK * BLOCK]
+    policy.drafting = True
+    streams.append(solo(engine, requests[3]))
+    assert cached_tokens(streams[3]) == len(start) // BLOCK * BLOCK
+    assert engine.trace.totals.accepted > 0
+    assert [stream.outcome for stream in streams] == [expected(script, request) for request in requests]
+
+
+def test_prompts_that_begin_apart_cost_the_drafter_nothing() -> None:
+    engine = small_engine(Bypassing(), script=letters_script(1e9))
+    for index in range(4):
+        solo(engine, Request(f"r{index}", letters(f"{index} and the rest of a prompt of its own"), 12))
+    assert engine.drafter.network_ms == sum(record.draft_ms for record in engine.trace.records) == 0
 
 
 def test_a_request_that_fails_offers_nothing_more() -> None:

@@ -21,7 +21,8 @@ from dcut_trt.spec.policies import make_policy
 from dcut_trt.spec.profiler import adopt_cost_table, machine_fingerprint, obtain_cost_table, profile, warm_up
 from dcut_trt.spec.rules import DCut
 from dcut_trt.spec.sweep import PROMPT_LENGTH
-from dcut_trt.types import Draft, DraftInput, IntArray, Request, Rows, Verified
+from dcut_trt.stage_types import Draft, DraftInput, Rows, Verified
+from dcut_trt.types import IntArray, Request
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 CALL_MS, ROW_MS = 5.0, 0.25

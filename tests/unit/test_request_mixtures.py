@@ -13,7 +13,8 @@ from scripted_runs import EOS, LETTERS, TOKENIZER, Stream, letters, letters_scri
 from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.policies import make_policy
-from dcut_trt.types import DraftTraits, Request, SamplingParams
+from dcut_trt.stage_types import DraftTraits
+from dcut_trt.types import Request, SamplingParams
 
 MAX_LEN = 48
 POLICIES = ("plain", "dflash", "ratio:0.25", "ratio:0.75", "dcut", "auto")

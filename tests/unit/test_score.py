@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from dcut_server.simulate.quality import auroc, expected_calibration_error
 from dcut_trt.spec.score import AcceptanceScore
 from dcut_trt.spec.selector import prefix_log_scores
-from dcut_trt.types import BatchView, Draft, Intent, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, Intent, StepOutcome
 
 BATCH, LENGTH = 16, 7
 

@@ -193,14 +193,7 @@ def _check_outputs(args: argparse.Namespace, options: BenchOptions) -> None:
 
 
 def policy_names(text: str) -> tuple[str, ...]:
-    """The names in a comma-separated list. A part that begins with a minus goes on with the name before it."""
-    names: list[str] = []
-    for part in (part.strip() for part in text.split(",")):
-        if part.startswith("-") and names:
-            names[-1] += f",{part}"
-        elif part:
-            names.append(part)
-    return tuple(names)
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def integers(text: str) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcut_trt.spec.policy import Policy
-from dcut_trt.types import BatchView, Draft, FloatArray, IntArray, Intent, Offer, Selection, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, Intent, Offer, Selection, StepOutcome
+from dcut_trt.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

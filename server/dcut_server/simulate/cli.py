@@ -43,7 +43,7 @@ def add_simulate_parser(commands: Any) -> None:
     drafts.add_argument("--acceptance", default="gsm8k", choices=DATASETS, help="generated drafts (default: gsm8k)")
     add("--concurrency", type=integers, default=(16, 32, 64), metavar="C,..", help="default: 16,32,64")
     policies = ",".join(DEFAULT_POLICIES)
-    add("--policies", default=policies, metavar="P;..", help=f"comma or semicolon between two; default: {policies}")
+    add("--policies", default=policies, metavar="P,..", help=f"default: {policies}")
     add("--budgets", default="ratios", choices=("any", "ratios"), help="rows that the target can run (default: ratios)")
     add("--steps", type=int, default=defaults.steps, metavar="N", help=f"measured steps (default: {defaults.steps})")
     add("--warm-up", type=int, default=defaults.warm_up, metavar="N", help=f"before them (default: {defaults.warm_up})")
@@ -161,8 +161,7 @@ def _trace(args: argparse.Namespace, run: lab.Run) -> Trace:
 
 
 def _cells(args: argparse.Namespace, costs: Costs, trace: Trace, run: lab.Run) -> list[lab.Cell]:
-    # A policy's own text may hold commas, as in auto:-score,-budget; then semicolons separate policies.
-    names = [name.strip() for name in args.policies.split(";" if ";" in args.policies else ",")]
+    names = [name.strip() for name in args.policies.split(",")]
     policies = tuple(dict.fromkeys(name for name in names if name))
     if not policies:
         raise SimulationError("--policies: names no policy")

@@ -22,7 +22,7 @@ from dcut_server.simulate.world import SimulationError, Totals, World
 from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.policies import check_policy_name, make_policy
 from dcut_trt.spec.policy import Policy
-from dcut_trt.types import DraftTraits
+from dcut_trt.stage_types import DraftTraits
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.policy import Steady
 from dcut_trt.spec.selector import keep_depths, prefix_log_scores, rank
-from dcut_trt.types import BatchView, Draft, DraftTraits, IntArray, Offer, Selection, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, DraftTraits, Offer, Selection, StepOutcome
+from dcut_trt.types import IntArray
 
 ORACLES = ("oracle", "oracle-budget")
 

@@ -14,7 +14,8 @@ from dcut_server.simulate.traces import Trace, TraceError
 from dcut_trt.engine import Engine
 from dcut_trt.errors import UnsupportedOption
 from dcut_trt.spec.policy import Steady
-from dcut_trt.types import BatchView, Draft, FloatArray, IntArray, Offer, Request, Selection
+from dcut_trt.stage_types import BatchView, Draft, Offer, Selection
+from dcut_trt.types import FloatArray, IntArray, Request
 
 
 @dataclass(slots=True)

@@ -13,7 +13,8 @@ from dcut_server.simulate.traces import Trace
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.score import AcceptanceScore
 from dcut_trt.spec.selector import prefix_log_scores
-from dcut_trt.types import BatchView, Draft, FloatArray, IntArray, Intent, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, Intent, StepOutcome
+from dcut_trt.types import FloatArray, IntArray
 
 Places = NDArray[np.signedinteger[Any]]
 

@@ -13,7 +13,8 @@ from dcut_trt.errors import DcutError
 from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.policy import Policy
-from dcut_trt.types import BatchView, Draft, DraftTraits, IntArray, Selection, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, DraftTraits, Selection, StepOutcome
+from dcut_trt.types import IntArray
 
 MOST_PENDING = 512  # feature rows; steps without drafts feed the drafter before there are more
 
