@@ -1,0 +1,1 @@
+"""Training of a DFlash drafter for a user's own target; needs the extra `train`."""
