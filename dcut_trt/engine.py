@@ -65,6 +65,8 @@ class Engine:
         self.trace = StepTrace(lambda: target.network_ms + drafter.network_ms)
         self.clock: Callable[[], float] = time.monotonic
         self.cost_table: CostTable | None = None  # what profiling found, for whoever asks
+        self._after_prompt = False  # the latest step computed prompts
+        self._observe_ms = 0.0
         self._feed_depth = 1 if target.limits.short_blocks else None
         self._policy = policy
         self.scheduler.sharing.drafting = policy.drafts
@@ -128,7 +130,9 @@ class Engine:
         if not batch.decode:
             return []
         with self.trace.stage("select"):
-            view = view_of(batch.decode)
+            filling = self.running - len(batch.decode)
+            view = view_of(batch.decode, after_prompt=self._after_prompt, filling=filling)
+            self._after_prompt = False
             intent = self._policy.intend(view)
         draft = self._draft(batch.decode, intent)
         chosen = self._select(batch.decode, view, intent, draft)
@@ -221,14 +225,19 @@ class Engine:
     def _learn(self, chosen: Chosen, commits: Sequence[Commit | None]) -> None:
         if self._policy.learns:
             draft_ms, verify_ms, step_ms = (self.trace.so_far_ms(name) for name in ("draft", "verify", None))
+            # The policy's own learning is part of a step; what it took last time stands for what it will take now.
+            step_ms += self._observe_ms
             with self.trace.stage("select"):
+                before = self.trace.so_far_ms(None)
                 self._policy.observe(outcome_of(chosen, commits, draft_ms, verify_ms, step_ms))
+                self._observe_ms = self.trace.so_far_ms(None) - before
 
     def _computed(self, sequence: LiveSequence, features: FeatureRows) -> None:
         sequence.computed(len(features), features.copy() if self._policy.drafts else None)
 
     def _prefill(self, parts: Sequence[PrefillPart]) -> list[StepEvent]:
         """Compute a chunk of prompt rows; a prompt that is complete gets its first token."""
+        self._after_prompt = True
         rows, ends = prompt_rows(parts)
         complete = [index for index, part in enumerate(parts) if part.last]
         wanted = [parts[index].sequence.request.needs_logits for index in complete]

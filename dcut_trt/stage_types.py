@@ -76,6 +76,8 @@ class BatchView:
     request_ids: [B].  context_lens: [B] rows in the target's cache.  pending_rows: [B] feature rows that the drafter
     takes up when it drafts next.  temperatures: [B].  last_tokens: [B, 2] the last two tokens of each request so far,
     the second being the block's anchor; None where nobody knows the words, as in a simulation.
+    after_prompt: the step before computed prompts, so this one runs another number of rows whatever it does.
+    filling: requests that will decode too once their prompts are computed, in steps between these.
     """
 
     request_ids: tuple[str, ...]
@@ -83,6 +85,8 @@ class BatchView:
     pending_rows: IntArray
     temperatures: FloatArray
     last_tokens: IntArray | None = None
+    after_prompt: bool = False
+    filling: int = 0
 
     @property
     def batch(self) -> int:

@@ -28,7 +28,7 @@ class Chosen:
     plan: Plan
 
 
-def view_of(sequences: Live) -> BatchView:
+def view_of(sequences: Live, *, after_prompt: bool = False, filling: int = 0) -> BatchView:
     """The batch as a policy sees it."""
     return BatchView(
         request_ids=tuple(sequence.request.request_id for sequence in sequences),
@@ -36,6 +36,8 @@ def view_of(sequences: Live) -> BatchView:
         pending_rows=np.array([sequence.pending_rows for sequence in sequences], np.int32),
         temperatures=np.array([sequence.request.sampling.temperature for sequence in sequences], np.float32),
         last_tokens=np.array([sequence.tokens[-2:] for sequence in sequences], np.int32),
+        after_prompt=after_prompt,
+        filling=filling,
     )
 
 

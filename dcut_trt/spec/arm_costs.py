@@ -23,9 +23,9 @@ class _Record:
     drafting: bool
 
     level: float = 0.0
-    offset: float = 0.0
+    offset: float = -0.05  # served, drafting steps vary more than profiled ones, and that costs
     levels: int = 0
-    offsets: int = 0
+    offsets: int = 4  # steps that the first guess is worth
 
 
 class ArmTimes:
@@ -37,16 +37,16 @@ class ArmTimes:
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}  # by bit length of the batch
-        self._last = (0, False)
+        self._last = (0, False)  # batch, drafting
         self._run = 0  # steps of this kind so far
 
     def learn(self, batch: int, measured_ms: float, predicted_ms: float, *, drafting: bool) -> None:
-        kind = (batch.bit_length(), drafting)
+        kind = (batch, drafting)
         before, self._last = self._last, kind
         self._run = self._run + 1 if kind == before else 0
         if self._run == 0:
             return  # the first of a kind is slower: another number of rows, features that waited
-        record = self._records.setdefault(kind[0], _Record(drafting))
+        record = self._records.setdefault(batch.bit_length(), _Record(drafting))
         if self._run >= _LASTING:
             record.drafting = drafting
         odd = math.log(measured_ms / predicted_ms) - record.level - (0.0 if drafting else record.offset)

@@ -10,9 +10,11 @@ PROBE = -1  # a step in which a few draft, to see whether all should
 
 _COMPARE_EVERY = 16  # steps between two comparisons of the arms at one batch size
 _MARGIN = 0.02  # predicted gain below which no arm is left
+_DOUBT = 0.05  # the same for not drafting: what drafting brings is expected, what plain decoding brings is sure
 _CLEAR = 0.15  # predicted gain at which it is left at once
 _PATIENCE = 3  # comparisons that a smaller gain must stand, after as many in which none was needed
-_CLOSE, _CLOSE_AT_FIRST = 0.15, 0.4  # predicted loss up to which drafting and not drafting are tried against each other
+_CLOSE, _CLOSE_AT_FIRST = 0.15, 0.4  # predicted loss up to which plain decoding is tried against drafting
+_CLOSE_TO_PLAIN = 0.05  # and the other way round, where a trial has the drafter take up all features that wait
 _TRIAL = 6  # steps of a trial
 _SOON, _LATE = 32, 256  # steps of drafting between two trials without: doubled each time
 _WHOLE_EVERY = 64  # steps of short blocks after which one is drafted whole, to see what lies deeper
@@ -29,7 +31,7 @@ class ArmChoice:
         """Choose anew. rates: predicted tokens per millisecond of each arm."""
         best = max(rates, key=lambda arm: rates[arm])
         lead = math.inf if self.current is None else rates[best] / rates[self.current] - 1
-        self._leads = self._leads + 1 if lead > _MARGIN else 0
+        self._leads = self._leads + 1 if lead > (_DOUBT if self.current == BYPASS else _MARGIN) else 0
         self._comparisons += 1
         if lead > _CLEAR or self._leads >= (_PATIENCE if self._comparisons > _PATIENCE else 1):
             self.current, self._leads = best, 0
@@ -110,7 +112,10 @@ class Arms:
         self._compared[batch] = self._steps
         self._rivals.pop(size_class, None)
         own, rival = (BYPASS, drafting) if choice.current == BYPASS else (drafting, BYPASS)
-        close = _CLOSE_AT_FIRST if rival == BYPASS and size_class not in self._trial_every else _CLOSE
+        if rival == BYPASS:
+            close = _CLOSE if size_class in self._trial_every else _CLOSE_AT_FIRST
+        else:
+            close = _CLOSE_TO_PLAIN
         if rival in rates and rates[rival] > (1 - close) * rates[own]:
             self._rivals[size_class] = rival
 

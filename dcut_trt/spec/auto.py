@@ -29,7 +29,9 @@ logger = logging.getLogger(__name__)
 SHORT_DEPTHS = (1, 2, 4)
 
 _KNOWN = 32  # recent blocks before the arms are compared
-_PROBE_ROWS = 8  # requests that draft in a probe
+_PROBE_ROWS = 4  # requests that draft in a probe
+_TAUGHT = 4_000  # judged drafts after which few steps teach much
+_THINNED = 4  # then one step in so many is learnt from: at one live request all of them would cost 1 % of the time
 _LATEST = 64  # blocks that count while only probes bring new ones
 _STAY = 64  # steps over which the features that wait for the drafter are paid off
 
@@ -134,7 +136,7 @@ class Auto:
         self._arms, self._times, self._feed = Arms(self._length), ArmTimes(), FeedCost()
         self._home: dict[tuple[int, int], int] = {}  # batch, depth -> the K to come back to
         self._measured: tuple[float, float] | None = None  # tokens and rows per request, where a device selects
-        self._last_rows = 0
+        self._last_rows = self._lessons = 0
         self._context = np.nan  # as profiled
         self._intent = WHOLE_BLOCK
         self._switch_ms = (table.switch_ms or 0.0) if parts.cost else 0.0
@@ -147,6 +149,8 @@ class Auto:
 
     def _choose(self, view: BatchView) -> Intent:
         batch = view.batch
+        if view.filling and self._may_bypass and self._arms.current(batch + view.filling) == BYPASS:
+            return NO_DRAFT  # the larger batch makes more of the time that a longer step would keep it waiting
         if len(self._recent) < _KNOWN and self._measured is None:
             sparing = self._may_bypass and self._any_budget and batch > _PROBE_ROWS
             return self._few(view) if sparing else WHOLE_BLOCK
@@ -230,7 +234,7 @@ class Auto:
 
     def observe(self, outcome: StepOutcome) -> None:
         batch, drafted = outcome.view.batch, outcome.intent.depth != 0
-        if self.parts.cost and self._may_bypass and outcome.intent.rows is None:
+        if self.parts.cost and self._may_bypass and outcome.intent.rows is None and not outcome.view.after_prompt:
             self._times.learn(batch, outcome.step_ms, self._predicted_ms(outcome), drafting=drafted)
         self._last_rows = outcome.rows
         if drafted:
@@ -252,6 +256,9 @@ class Auto:
             seen = np.array([1 + outcome.accepted.mean(), outcome.rows / view.batch])
             before = seen if self._measured is None else np.array(self._measured)
             self._measured = tuple((before + (seen - before) / 16).tolist())
+            return
+        self._lessons += 1
+        if self._score.judged > _TAUGHT and self._lessons % _THINNED:
             return
         if self.parts.score:
             self._score.learn(outcome)

@@ -13,6 +13,7 @@ from dcut_trt.types import FloatArray, IntArray
 Floats = NDArray[np.float64]
 
 CERTAIN = 1e-6  # confidence is kept this far from 0 and 1 where its odds are taken
+LESSON = 24  # judged drafts that are learnt from at once: a step of a small batch judges a few, and would pay for each
 MEMORY_DRAFTS = 8_000  # judged drafts after which what was learnt from one has faded to 1 / e
 PRIOR = 4.0  # how firmly a weight is held at 0, as information about it
 FEATURES = 7
@@ -41,6 +42,17 @@ class _Seen:
     usable: NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True)
+class _Lesson:
+    """Judged drafts [n] and how they turned out. features: [n, FEATURES].  slots: [n, 2 or 0].  surprise: accepted
+    less expected.  variance: of what was expected."""
+
+    features: Floats
+    slots: NDArray[np.intp]
+    surprise: Floats
+    variance: Floats
+
+
 class AcceptanceScore:
     """A discrete hazard model: how probable it is that the target accepts a draft when it accepted all before it.
 
@@ -59,6 +71,7 @@ class AcceptanceScore:
         self._slot_information: FloatArray = np.zeros(1 << SLOT_BITS, np.float32)
         self._surprises: dict[str, tuple[float, float]] = {}  # of each request: accepted beyond expectation, judged
         self._latest: tuple[Draft, _Seen] | None = None  # what was scored is learnt from next
+        self._lessons: list[_Lesson] = []  # of steps that have not been learnt from
 
     def log_scores(self, draft: Draft, view: BatchView, rows: IntArray | None) -> FloatArray:
         """Log of the probability that each prefix is accepted: [b, depth + 1], 0 for the anchor, non-increasing.
@@ -85,7 +98,10 @@ class AcceptanceScore:
             expected = 1 / (1 + np.exp(-seen.log_odds))
             surprise = np.where(known, accepted - expected, 0.0)
             # Where it was as good as sure and wrong, the variance alone would let one step go far too wide.
-            self._learn_weights(seen, known, surprise, np.maximum(expected * (1 - expected), np.abs(surprise) / 4))
+            variance = np.maximum(expected * (1 - expected), np.abs(surprise) / 4)
+            self._lessons.append(_Lesson(seen.features[known], seen.slots[known], surprise[known], variance[known]))
+            if sum(len(lesson.surprise) for lesson in self._lessons) >= LESSON:
+                self._learn_weights()
             self._remember([view.request_ids[row] for row in rows.tolist()], surprise.sum(1), known.sum(1))
             self.judged += int(known.sum())
         self._surprises = {name: self._surprises[name] for name in view.request_ids if name in self._surprises}
@@ -114,16 +130,17 @@ class AcceptanceScore:
         own: Floats = records[:, 0] / (records[:, 1] + OWN_PRIOR)
         return own
 
-    def _learn_weights(self, seen: _Seen, known: NDArray[np.bool_], surprise: Floats, variance: Floats) -> None:
+    def _learn_weights(self) -> None:
         """One Newton step of the logistic loss on everything still remembered; the prior never fades."""
-        features, surprise, variance = seen.features[known], surprise[known], variance[known]
+        parts = zip(*((part.features, part.slots, part.surprise, part.variance) for part in self._lessons), strict=True)
+        features, slots, surprise, variance = (np.concatenate(part) for part in parts)
+        self._lessons.clear()
         kept = np.exp(-len(surprise) / MEMORY_DRAFTS)
         self._information *= kept
         self._information += (1 - kept) * PRIOR * np.eye(FEATURES) + (features.T * variance) @ features
         gradient = features.T @ surprise - (1 - kept) * PRIOR * self._weights
         self._weights += np.linalg.solve(self._information, gradient)
 
-        slots = seen.slots[known]
         np.add.at(self._slot_information, slots, variance[:, None])
         information = self._slot_information[slots]
         # Each of a draft's slots answers for its share of the surprise, lest together they answer for it twice.
