@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LASTING = 6  # steps of an arm after which it is the one in use; the other one's steps tell how they differ
-_FOLLOW, _DIFFER = 0.1, 0.03  # how much a step counts for the one and for the other, after the first ones
+_FOLLOW, _DIFFER = 0.1, 0.1  # how much a step counts for the one and for the other, after the first ones
+_SHIFT = 0.08  # of the level since the arms were last compared, that speaks for another load
 _ODD = 0.25  # of the logarithm of measured over predicted; more than that counts as this
 
 
@@ -24,6 +25,7 @@ class _Record:
 
     level: float = 0.0
     offset: float = -0.05  # served, drafting steps vary more than profiled ones, and that costs
+    tried_at: float = 0.0  # the level when the arms were last measured against each other
     levels: int = 0
     offsets: int = 4  # steps that the first guess is worth
 
@@ -55,9 +57,19 @@ class ArmTimes:
             share = max(_DIFFER, 1 / (record.offsets + 2))
             record.offset += -share * odd if drafting else share * odd
             record.offsets += 1
+            record.tried_at = record.level
         else:
             record.level += max(_FOLLOW, 1 / (record.levels + 1)) * odd
             record.levels += 1
+
+    def shifted(self, batch: int) -> bool:
+        """Whether the arm in use takes another time than when the two were last measured against each other, as when
+        requests are sampled: its steps answer for more rows, so what is known of the difference is old."""
+        record = self._records.get(batch.bit_length())
+        if record is None or abs(record.level - record.tried_at) < _SHIFT:
+            return False
+        record.tried_at = record.level
+        return True
 
     def plain_factor(self, batch: int) -> float:
         """By which to correct what a step without drafting is predicted to take, if drafting is not corrected."""

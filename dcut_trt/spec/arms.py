@@ -112,10 +112,8 @@ class Arms:
         self._compared[batch] = self._steps
         self._rivals.pop(size_class, None)
         own, rival = (BYPASS, drafting) if choice.current == BYPASS else (drafting, BYPASS)
-        if rival == BYPASS:
-            close = _CLOSE if size_class in self._trial_every else _CLOSE_AT_FIRST
-        else:
-            close = _CLOSE_TO_PLAIN
+        against_drafting = _CLOSE if size_class in self._trial_every else _CLOSE_AT_FIRST
+        close = against_drafting if rival == BYPASS else _CLOSE_TO_PLAIN
         if rival in rates and rates[rival] > (1 - close) * rates[own]:
             self._rivals[size_class] = rival
 
@@ -138,6 +136,10 @@ class Arms:
             return self._try(BYPASS)
         self._since_whole = 0 if current == self._length else self._since_whole + 1
         return self._length if self._since_whole % _WHOLE_EVERY == 0 else current
+
+    def doubt(self, batch: int) -> None:
+        """What was known of the arms' costs is old: try plain decoding soon."""
+        self._trial_every[batch.bit_length()] = 0
 
     def passed(self, batch: int, step_ms: float, plain_ms: float, *, drafted: bool) -> None:
         """A step took so long; plain_ms is what one without drafting takes."""

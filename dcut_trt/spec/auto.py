@@ -236,6 +236,8 @@ class Auto:
         batch, drafted = outcome.view.batch, outcome.intent.depth != 0
         if self.parts.cost and self._may_bypass and outcome.intent.rows is None and not outcome.view.after_prompt:
             self._times.learn(batch, outcome.step_ms, self._predicted_ms(outcome), drafting=drafted)
+            if self._times.shifted(batch):
+                self._arms.doubt(batch)
         self._last_rows = outcome.rows
         if drafted:
             self._learn_blocks(outcome)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dcut_trt.spec.arm_costs import ArmTimes, FeedCost
-from dcut_trt.spec.arms import ArmChoice, ProbeSchedule
+from dcut_trt.spec.arms import BYPASS, ArmChoice, Arms, ProbeSchedule
 from dcut_trt.spec.replay import RecentBlocks
 from dcut_trt.spec.selector import prefix_log_scores
 
@@ -80,7 +80,35 @@ def test_arms_are_told_apart_from_the_machine() -> None:
     before = times.plain_factor(8)
     for drafting in (False, False, True):
         times.learn(8, 1e5, 10.0, drafting=drafting)
-    assert times.plain_factor(8) < 1.02 * before
+    assert times.plain_factor(8) < 1.03 * before
+
+
+def test_another_load_is_noticed_once_by_the_arm_in_use() -> None:
+    times = ArmTimes()
+    for _ in range(50):
+        times.learn(4, 20.0, 20.0, drafting=True)
+    assert not times.shifted(4)
+    for _ in range(50):
+        times.learn(4, 23.0, 20.0, drafting=True)
+    assert times.shifted(4)
+    assert not times.shifted(4)
+    assert not times.shifted(64)
+
+
+def test_plain_decoding_is_tried_soon_after_a_doubt() -> None:
+    arms, tried = Arms(7), []
+    for step in range(400):
+        if step == 200:
+            arms.doubt(4)
+        if arms.must_compare(4):
+            arms.compare(4, {7: 1.0, BYPASS: 0.95})
+        arm = arms.next(4)
+        if arm == BYPASS and (not tried or step > tried[-1] + 6):
+            tried.append(step)
+        arms.passed(4, 20.0, 18.0, drafted=arm != BYPASS)
+    between = [step for step in tried if 150 < step < 300]
+    assert between
+    assert between[0] <= 210
 
 
 def test_the_price_of_waiting_features_is_found() -> None:

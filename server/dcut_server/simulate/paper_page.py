@@ -183,13 +183,14 @@ def _trace_section(qualities: list[TraceQuality]) -> Iterator[str]:
         "all of them; each draft is scored before it is learnt. Prefix product / fitted score:",
         "",
     )
-    yield from _table_head("trace", "blocks", "tokens/step", "AUROC", "calibration error")
+    yield from _table_head("trace", "blocks", "tokens/step", "Spearman", "AUROC", "calibration error")
     for quality in qualities:
         plain, fitted = quality.prefix, quality.fitted
         yield _row(
             quality.name,
             str(quality.blocks),
             f"{quality.tokens:.2f}",
+            f"{plain.spearman:.4f} / {fitted.spearman:.4f}",
             f"{plain.auroc:.4f} / {fitted.auroc:.4f}",
             f"{plain.calibration_error:.4f} / {fitted.calibration_error:.4f}",
         )

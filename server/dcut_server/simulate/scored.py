@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcut_server.simulate.quality import auroc, expected_calibration_error, tokens_verified
+from dcut_server.simulate.quality import auroc, expected_calibration_error, spearman, tokens_verified
 from dcut_server.simulate.traces import Trace
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.score import AcceptanceScore
@@ -23,8 +23,9 @@ RATIOS = (0.2, 0.25, 0.375, 0.5, 0.75)
 
 @dataclass(frozen=True, slots=True)
 class ScoreQuality:
-    """auroc, calibration_error: over drafts of known fate.  tokens_per_row: at each of RATIOS."""
+    """spearman, auroc, calibration_error: over drafts of known fate.  tokens_per_row: at each of RATIOS."""
 
+    spearman: float
     auroc: float
     calibration_error: float
     tokens_per_row: tuple[float, ...]
@@ -79,6 +80,7 @@ def _quality(scores: list[FloatArray], accepted: list[IntArray], judged: list[In
     labels = (depths <= counts[:, None])[known]
     drafts = log_scores[:, 1:][known].astype(np.float64)
     return ScoreQuality(
+        spearman=spearman(drafts, labels.astype(np.float64)),
         auroc=auroc(drafts, labels),
         calibration_error=expected_calibration_error(np.exp(drafts), labels),
         tokens_per_row=tuple(_tokens_per_row(scores, accepted, ratio) for ratio in RATIOS),
