@@ -15,7 +15,7 @@ from dcut_trt.spec.arm_costs import ArmTimes, FeedCost
 from dcut_trt.spec.arms import BYPASS, PROBE, Arms
 from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.cost_table import CostTable
-from dcut_trt.spec.packing import budget
+from dcut_trt.spec.packing import block_depths, budget
 from dcut_trt.spec.policy import NO_DRAFT, WHOLE_BLOCK, Policy
 from dcut_trt.spec.replay import RecentBlocks
 from dcut_trt.spec.rules import FixedDepth
@@ -25,8 +25,6 @@ from dcut_trt.stage_types import BatchView, Draft, DraftTraits, Intent, Offer, S
 from dcut_trt.types import IntArray
 
 logger = logging.getLogger(__name__)
-
-SHORT_DEPTHS = (1, 2, 4)
 
 _KNOWN = 32  # recent blocks before the arms are compared
 _PROBE_ROWS = 4  # requests that draft in a probe
@@ -88,8 +86,7 @@ class TableCosts:
     def plain_ms(self, batch: int, context: float) -> float:
         if self._table.plain_ms is None:
             return np.inf
-        nearest = min(range(len(self._table.batches)), key=lambda index: abs(self._table.batches[index] - batch))
-        return float(self._table.plain_ms[nearest])
+        return float(self._table.plain_ms[self._table.nearest(batch)])
 
 
 def make_auto(text: str, table: CostTable | None, traits: DraftTraits) -> Policy:
@@ -130,7 +127,7 @@ class Auto:
         self._any_budget = traits.any_budget
         self._depths: tuple[int, ...] = (self._length,)
         if parts.depth and traits.short_blocks:
-            self._depths = (*(depth for depth in SHORT_DEPTHS if depth < self._length), self._length)
+            self._depths = block_depths(self._length)
         self._costs, self._score = costs, score
         self._recent = RecentBlocks(self._length)
         self._arms, self._times, self._feed = Arms(self._length), ArmTimes(), FeedCost()

@@ -49,9 +49,6 @@ class DCutVllm(Steady):
         drafts = [budget(ratio, batch, block) - batch for ratio in table.ratios]
         return table.ratios[int(np.argmax(expected[drafts] / table.cost_ms[larger[0]]))]
 
-    def offer(self, batch: int) -> Offer | None:
-        return None
-
 
 class Tetris(Steady):
     """TETRIS: Optimal Draft Token Selection for Batch Speculative Decoding (arXiv 2502.15197).
@@ -103,9 +100,6 @@ class DSpark(Steady):
         falls = np.flatnonzero(theta[1:] <= theta[:-1])
         admitted = int(falls[0]) if len(falls) else len(candidates)
         return Selection(keep_depths(ranked, batch + admitted, batch), None, scores)
-
-    def offer(self, batch: int) -> Offer | None:
-        return None
 
 
 class SmartSpec:
@@ -168,7 +162,7 @@ class SmartSpec:
         return int(np.argmax(expected / self._cost_ms(batch, depths)))
 
     def _cost_ms(self, batch: int, depths: NDArray[np.intp]) -> NDArray[np.float64]:
-        table, nearest = self._table, _nearest(self._table, batch)
+        table, nearest = self._table, self._table.nearest(batch)
         cost_ms = step_ms(table, batch, batch * (depths + 1), self._traits.draft_length + 1)
         if self._traits.short_blocks and table.depths is not None and table.draft_ms is not None:
             draft_ms = np.interp(depths, table.depths, table.draft_ms[nearest])
@@ -192,9 +186,6 @@ class Threshold(Steady):
         sure = draft.confidence >= self.threshold  # False for NaN
         return Selection(np.logical_and.accumulate(sure, axis=1).sum(axis=1, dtype=np.int32), None)
 
-    def offer(self, batch: int) -> Offer | None:
-        return None
-
 
 class ToDepth(Steady):
     """The first N drafts of every request: the fixed speculation length of ordinary speculative decoding
@@ -214,9 +205,6 @@ class ToDepth(Steady):
         batch, length = draft.confidence.shape
         return Selection(np.full(batch, min(self.depth, length), np.int32), None)
 
-    def offer(self, batch: int) -> Offer | None:
-        return None
-
 
 def step_ms(table: CostTable, batch: int, rows: NDArray[np.intp], block: int) -> NDArray[np.float64]:
     """Milliseconds of a step that drafts whole blocks of D + 1 = `block` and verifies these rows [n].
@@ -224,7 +212,7 @@ def step_ms(table: CostTable, batch: int, rows: NDArray[np.intp], block: int) ->
     Between the measured ratios' budgets costs are interpolated; `batch` rows cost a plain step and the drafter's pass,
     where both were measured; beyond that the nearest budget's cost counts.
     """
-    nearest = _nearest(table, batch)
+    nearest = table.nearest(batch)
     budgets = [budget(ratio, batch, block) for ratio in table.ratios]
     cost_ms = table.cost_ms[nearest].tolist()
     if table.plain_ms is not None and table.draft_ms is not None:
@@ -234,11 +222,6 @@ def step_ms(table: CostTable, batch: int, rows: NDArray[np.intp], block: int) ->
     known, first = np.unique(budgets, return_index=True)
     interpolated: NDArray[np.float64] = np.interp(rows, known, np.asarray(cost_ms)[first])
     return interpolated
-
-
-def _nearest(table: CostTable, batch: int) -> int:
-    """Index of the captured batch nearest to `batch`, as CostTable.row() has it."""
-    return min(range(len(table.batches)), key=lambda index: abs(table.batches[index] - batch))
 
 
 def _probabilities(scores: NDArray[np.float32], ranked: NDArray[np.int32]) -> NDArray[np.float64]:

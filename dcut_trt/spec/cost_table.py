@@ -92,10 +92,13 @@ class CostTable:
                 raise CostTableError(f"{name}={value}: must be finite and not negative")
 
     def row(self, batch: int) -> NDArray[np.float64]:
-        """cost_ms [R] at the captured batch nearest to `batch`; a tie goes to the smaller."""
-        nearest = min(range(len(self.batches)), key=lambda index: abs(self.batches[index] - batch))
-        row: NDArray[np.float64] = self.cost_ms[nearest]
+        """cost_ms [R] at the captured batch nearest to `batch`."""
+        row: NDArray[np.float64] = self.cost_ms[self.nearest(batch)]
         return row
+
+    def nearest(self, batch: int) -> int:
+        """Index of the captured batch nearest to `batch`; a tie goes to the smaller."""
+        return min(range(len(self.batches)), key=lambda index: abs(self.batches[index] - batch))
 
     @property
     def flat(self) -> bool:

@@ -32,6 +32,11 @@ def captured_batches(max_batch: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, max_batch}))
 
 
+def block_depths(draft_length: int) -> tuple[int, ...]:
+    """The depths, up to draft_length, at which a block may end where the drafter allows short ones."""
+    return (*(depth for depth in (1, 2, 4) if depth < draft_length), draft_length)
+
+
 def pack(anchors: IntArray, tokens: IntArray, keep: IntArray, ratio: float | None = None) -> PackPlan:
     """Pack each anchor and its kept drafts densely, request by request.
 

@@ -36,7 +36,7 @@ class Policy(Protocol):
 
 
 class Steady:
-    """A rule that always drafts whole blocks for all, and learns nothing."""
+    """A rule that always drafts whole blocks for all, selects on the host, and learns nothing."""
 
     drafts = True
     learns = False
@@ -46,3 +46,6 @@ class Steady:
 
     def observe(self, outcome: StepOutcome) -> None:
         pass
+
+    def offer(self, batch: int) -> Offer | None:
+        return None

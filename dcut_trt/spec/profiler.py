@@ -15,21 +15,20 @@ import numpy as np
 from dcut_trt.engine import Engine
 from dcut_trt.errors import CostTableError
 from dcut_trt.spec.cost_table import ContextCost, CostTable, load_cost_table, save_cost_table
-from dcut_trt.spec.policy import Steady
+from dcut_trt.spec.packing import block_depths
 from dcut_trt.spec.rules import FixedRatio
 from dcut_trt.spec.sweep import Bypass, Progress, Series, Sweep, Turn, batches_that_fit, most_that_fit, request_shape
-from dcut_trt.stage_types import BatchView, Draft, Intent, Offer, Selection
+from dcut_trt.stage_types import BatchView, Intent
 
 logger = logging.getLogger(__name__)
 
 ROUNDS = 3  # in each, every ratio runs a few steps in a row
 STEPS, SHORT_STEPS = 3, 2  # of a ratio, and of a short block; the first of them is set apart
-SHORT_DEPTHS = (1, 2, 4)
 LONG_CONTEXT = 512  # rows per request; what context costs is measured between this and that of the other steps
 LONG_BATCH = 4  # no larger one: its long prompts must be computed first
 
 
-class _ShortBlock(Steady):
+class _ShortBlock(Bypass):
     """Draft the first tokens of a block, and verify none of them."""
 
     name = "short block"
@@ -39,12 +38,6 @@ class _ShortBlock(Steady):
 
     def intend(self, view: BatchView) -> Intent:
         return Intent(self.depth)
-
-    def select(self, draft: Draft, view: BatchView) -> Selection:
-        return Selection(np.zeros(len(draft.tokens), np.int32), None)
-
-    def offer(self, batch: int) -> Offer | None:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +185,7 @@ def _depths(engine: Engine) -> tuple[int, ...] | None:
     """Block depths whose pass is timed; None on a device, whose passes end after the call does."""
     length, limits = engine.limits.draft_length, engine.limits
     if limits.short_blocks:
-        return (*(depth for depth in SHORT_DEPTHS if depth < length), length)
+        return block_depths(length)
     return (length,) if limits.any_budget else None
 
 

@@ -23,9 +23,6 @@ class Plain(Steady):
     def select(self, draft: Draft, view: BatchView) -> Selection:
         return Selection(np.zeros(len(draft.tokens), np.int32), None)
 
-    def offer(self, batch: int) -> Offer | None:
-        return None
-
 
 class FixedDepth(Steady):
     """Verify every draft, as DFlash does."""

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcut_server.bench.confidence import reliability
+from dcut_server.bench.confidence import Reliability, reliability
 from dcut_server.report_page import charts
-from dcut_server.report_page.documents import Confidence, Reliability
+from dcut_server.report_page.documents import Confidence
 from dcut_server.report_page.drafts import merged, recalibrates
 from dcut_server.report_page.styles import COLOURS, DASHES, Style, styles
 

@@ -190,9 +190,8 @@ class Feed:
         table, last = self._table, self._window.last_decode
         if table is None or last is None or not self._host.engine or not self._host.engine.running:
             return None
-        batch = min(table.batches, key=lambda captured: (abs(captured - last.batch), captured))
         share = last.verified_share
         return {
-            "batch": batch,
+            "batch": table.batches[table.nearest(last.batch)],
             "ratio": None if share is None else min(table.ratios, key=lambda ratio: abs(ratio - share)),
         }

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dcut_server.report_page.documents import Confidence, Published, Reliability
+from dcut_server.bench.confidence import Reliability
+from dcut_server.report_page.documents import Confidence, Published
 from dcut_server.report_page.styles import Style
 
 WIDTH, HEIGHT = 440, 260

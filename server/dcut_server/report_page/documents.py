@@ -8,21 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dcut_server.bench.confidence import Reliability
 from dcut_server.report_page.fields import REQUIRED, Fields, InvalidReport
 
 BENCH, SIMULATION = "dcut-trt bench", "dcut-trt simulation"
 SCHEMAS = {BENCH: (1, 2), SIMULATION: (1,)}
-
-
-@dataclass(frozen=True, slots=True)
-class Reliability:
-    """As in the JSON of dcut-trt bench."""
-
-    predicted: tuple[float | None, ...]
-    accepted: tuple[float | None, ...]
-    count: tuple[int, ...]
-    ece: float
-    auroc: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dcut_server.bench.confidence import Reliability
 from dcut_server.bench.summary import DFLASH
 from dcut_server.report_page.charts import Bar, Chart, depth_bars, reliability_chart
-from dcut_server.report_page.documents import Cell, Confidence, Reliability
+from dcut_server.report_page.documents import Cell, Confidence
 from dcut_server.report_page.styles import Style
 
 BEFORE, AFTER = Style("grey", "5 3"), Style("red", strong=True)

@@ -11,7 +11,7 @@ from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.policy import Steady
 from dcut_trt.spec.selector import keep_depths, prefix_log_scores, rank
-from dcut_trt.stage_types import BatchView, Draft, DraftTraits, Offer, Selection, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, DraftTraits, Selection, StepOutcome
 from dcut_trt.types import IntArray
 
 ORACLES = ("oracle", "oracle-budget")
@@ -44,9 +44,6 @@ class _Oracle(Steady):
     def observe(self, outcome: StepOutcome) -> None:
         self._tokens += float(outcome.accepted.sum()) + outcome.view.batch
         self._ms += outcome.step_ms
-
-    def offer(self, batch: int) -> Offer | None:
-        return None
 
     def _best(self, rows: NDArray[np.int64], tokens: NDArray[np.int64], view: BatchView) -> int:
         """The index with the highest gain; before the first step, with the highest ratio."""

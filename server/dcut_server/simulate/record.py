@@ -14,7 +14,7 @@ from dcut_server.simulate.traces import Trace, TraceError
 from dcut_trt.engine import Engine
 from dcut_trt.errors import UnsupportedOption
 from dcut_trt.spec.policy import Steady
-from dcut_trt.stage_types import BatchView, Draft, Offer, Selection
+from dcut_trt.stage_types import BatchView, Draft, Selection
 from dcut_trt.types import FloatArray, IntArray, Request
 
 
@@ -50,9 +50,6 @@ class Recorder(Steady):
             if view.last_tokens is not None:
                 blocks.last_tokens.append(view.last_tokens[row].copy())
         return Selection(np.zeros(view.batch, np.int32), None)
-
-    def offer(self, batch: int) -> Offer | None:
-        return None
 
 
 def record_trace(engine: Engine, requests: Sequence[Request], concurrency: int, name: str, source: str) -> Trace:
