@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +79,7 @@ class ArmTimes:
 
 
 _FORGETTING = 0.98
+_REMEMBERED = 256  # steps; those before weigh less than a hundredth of the latest
 _TERMS = 3  # a constant, per drafted row, per pending row
 
 
@@ -88,16 +90,19 @@ class FeedCost:
         self._moments = np.eye(_TERMS) * 1e-3
         self._sums: NDArray[np.float64] = np.zeros(_TERMS)
         self._slope = 0.0
-        self._fitted = True
+        self._new: deque[tuple[float, int, int, float]] = deque(maxlen=_REMEMBERED)  # steps not fitted to yet
 
     def learn(self, drafted_rows: int, pending_rows: int, draft_ms: float) -> None:
-        terms = np.array([1.0, drafted_rows, pending_rows])
-        self._moments = _FORGETTING * self._moments + terms[:, None] * terms
-        self._sums = _FORGETTING * self._sums + terms * draft_ms
-        self._fitted = False
+        self._new.append((1.0, drafted_rows, pending_rows, draft_ms))
 
     def __call__(self, pending_rows: int) -> float:
-        if not self._fitted:
+        if self._new:
+            steps = np.array(self._new)  # [n, _TERMS + 1], oldest first
+            terms, draft_ms = steps[:, :_TERMS], steps[:, _TERMS]
+            weights = _FORGETTING ** np.arange(len(steps))[::-1]
+            faded = _FORGETTING ** len(steps)
+            self._moments = faded * self._moments + (terms.T * weights) @ terms
+            self._sums = faded * self._sums + terms.T @ (weights * draft_ms)
             self._slope = max(0.0, float(np.linalg.solve(self._moments, self._sums)[2]))
-            self._fitted = True
+            self._new.clear()
         return self._slope * pending_rows

@@ -31,6 +31,7 @@ _PROBE_ROWS = 4  # requests that draft in a probe
 _TAUGHT = 4_000  # judged drafts after which few steps teach much
 _THINNED = 4  # then one step in so many is learnt from: at one live request all of them would cost 1 % of the time
 _LATEST = 64  # blocks that count while only probes bring new ones
+_LATEST_DRAFTED, _LATEST_STEPS = 96, 8  # blocks that count else, or steps that do: older ones saw another load
 _STAY = 64  # steps over which the features that wait for the drafter are paid off
 
 
@@ -140,7 +141,7 @@ class Auto:
         self._may_bypass = parts.bypass and np.isfinite(costs.plain_ms(1, np.nan))
 
     def intend(self, view: BatchView) -> Intent:
-        self._context = float(view.context_lens.mean())
+        self._context = float(view.context_lens.sum()) / view.batch
         self._intent = self._choose(view)
         return self._intent
 
@@ -187,7 +188,7 @@ class Auto:
             return float(tokens * batch / (cost_ms[0] + resume_ms))
         sizes = self._sizes(batch, batch, depth)
         cost_ms = self._costs.step_ms(batch, sizes, depth, self._context) + resume_ms
-        latest = _LATEST if bypassing else len(self._recent)
+        latest = _LATEST if bypassing else max(_LATEST_DRAFTED, _LATEST_STEPS * batch)
         prospect = self._recent.prospect(batch, depth, sizes, cost_ms, self._switch_ms, latest)
         self._home[batch, depth] = prospect.size
         return prospect.rate

@@ -15,6 +15,7 @@ from dcut_trt.spec.packing import budget
 
 Floats = NDArray[np.float64]
 
+CONTEXT_STEP = 8  # rows of context between which nothing is told apart
 FLOOR = 0.1  # of a batch size's cheapest measured step: no prediction is below
 
 
@@ -47,6 +48,8 @@ class CostModel:
         self.draft_length = draft_length
         self._captured = [self._captured_curve(place) for place in range(len(table.batches))]
         self._curve = functools.lru_cache(maxsize=1024)(self._curve_at)
+        self._every_step_ms = functools.lru_cache(maxsize=1024)(self._every_step_ms_at)
+        self._plain_ms = functools.lru_cache(maxsize=1024)(self._plain_ms_at)
 
     @property
     def switch_ms(self) -> float:
@@ -59,30 +62,41 @@ class CostModel:
 
         depth: tokens per block, 1..D.  context: mean rows in the target's cache per request; NaN is the profiled one.
         """
-        curve = self._curve(batch)
-        ms = curve.ms - curve.draft_saves[min(max(depth, 1), self.draft_length)]
-        cost = self.table.context_ms
-        if cost is not None:
-            ms = ms + (cost.request * batch + cost.row * curve.rows) * self._more_context(context)
-        ms = np.maximum(np.maximum.accumulate(ms), FLOOR * curve.ms[0])
-        costs: Floats = np.interp(rows, curve.rows, ms)
+        costs: Floats = self._every_step_ms(batch, depth, self._more_context(context))[rows - batch]
         return costs
 
     def plain_ms(self, batch: int, context: float) -> float:
         """Of a step without drafting; infinite when that was not measured."""
+        return self._plain_ms(batch, self._more_context(context))
+
+    def _every_step_ms_at(self, batch: int, depth: int, more_context: float) -> Floats:
+        """Of steps with B, B + 1, .. B * (D + 1) rows."""
+        curve = self._curve(batch)
+        ms = curve.ms - curve.draft_saves[min(max(depth, 1), self.draft_length)]
+        cost = self.table.context_ms
+        if cost is not None:
+            ms = ms + (cost.request * batch + cost.row * curve.rows) * more_context
+        ms = np.maximum(np.maximum.accumulate(ms), FLOOR * curve.ms[0])
+        costs: Floats = np.interp(np.arange(batch, batch * (self.draft_length + 1) + 1), curve.rows, ms)
+        return costs
+
+    def _plain_ms_at(self, batch: int, more_context: float) -> float:
         plain = self.table.plain_ms
         if plain is None:
             return math.inf
         curve = self._curve(batch)
         measured = float(plain[curve.places] @ curve.weights)
         cost = self.table.context_ms
-        here = measured if cost is None else measured + cost.plain * batch * self._more_context(context)
+        here = measured if cost is None else measured + cost.plain * batch * more_context
         return max(here, FLOOR * measured)
 
     def _more_context(self, context: float) -> float:
-        """By how many thousand rows it exceeds the profiled one."""
+        """By how many thousand rows it exceeds the profiled one, in steps so small that no cost changes by much, so
+        that a cost once known serves many steps."""
         profiled = self.table.context_rows
-        return (max(context, 0.0) - profiled) / 1000 if profiled is not None and math.isfinite(context) else 0.0
+        if profiled is None or not math.isfinite(context):
+            return 0.0
+        return round((max(context, 0.0) - profiled) / CONTEXT_STEP) * CONTEXT_STEP / 1000
 
     def _curve_at(self, batch: int) -> _Curve:
         """Between the captured batch sizes at equal rows per request; beyond them the nearest one's, at equal rows."""

@@ -52,5 +52,6 @@ def pack(anchors: IntArray, tokens: IntArray, keep: IntArray, ratio: float | Non
     np.cumsum(lengths, out=cu_lens[1:])
     request_rows = np.repeat(np.arange(batch, dtype=np.int32), lengths)  # [K]
     depths = np.arange(cu_lens[-1], dtype=np.int32) - cu_lens[request_rows]  # [K]
-    block = np.column_stack((anchors, tokens)).astype(np.int32, copy=False)  # [B, D + 1]
+    block = np.empty((batch, tokens.shape[1] + 1), np.int32)  # [B, D + 1]
+    block[:, 0], block[:, 1:] = anchors, tokens
     return PackPlan(keep, block[request_rows, depths], request_rows, depths, cu_lens, ratio)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from dcut_trt.types import FloatArray, IntArray
 Floats = NDArray[np.float64]
 
 CERTAIN = 1e-6  # confidence is kept this far from 0 and 1 where its odds are taken
-LESSON = 24  # judged drafts that are learnt from at once: a step of a small batch judges a few, and would pay for each
+LESSON_BLOCKS, LESSON = 4, 24  # blocks, and judged drafts, that are learnt from at once: each step would pay for itself
 MEMORY_DRAFTS = 8_000  # judged drafts after which what was learnt from one has faded to 1 / e
 PRIOR = 4.0  # how firmly a weight is held at 0, as information about it
 FEATURES = 7
@@ -43,6 +44,16 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True)
+class _Judged:
+    """A step's drafts [b, d] and how they turned out. names: of the requests.  accepted, judged: [b]."""
+
+    seen: _Seen
+    names: Sequence[str]
+    accepted: IntArray
+    judged: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class _Lesson:
     """Judged drafts [n] and how they turned out. features: [n, FEATURES].  slots: [n, 2 or 0].  surprise: accepted
     less expected.  variance: of what was expected."""
@@ -64,14 +75,18 @@ class AcceptanceScore:
 
     def __init__(self, draft_length: int) -> None:
         self.judged = 0
-        self._draft_length = draft_length
+        self._constant = np.zeros((draft_length, FEATURES))  # what is the same in every draft of a depth
+        self._constant[:, 0], self._constant[:, 5] = 1, np.arange(draft_length) / draft_length
         self._weights: Floats = np.zeros(FEATURES)
         self._information: Floats = np.eye(FEATURES) * PRIOR
         self._slot_weights: FloatArray = np.zeros(1 << SLOT_BITS, np.float32)
         self._slot_information: FloatArray = np.zeros(1 << SLOT_BITS, np.float32)
-        self._surprises: dict[str, tuple[float, float]] = {}  # of each request: accepted beyond expectation, judged
+        # Of each request: how much oftener than expected its latest drafts were accepted, shrunk towards 0, which is
+        # how many more over how many judged.
+        self._surprises: dict[str, tuple[float, float, float]] = {}
         self._latest: tuple[Draft, _Seen] | None = None  # what was scored is learnt from next
-        self._lessons: list[_Lesson] = []  # of steps that have not been learnt from
+        self._judged: list[_Judged] = []  # steps that nothing has been concluded from
+        self._lessons: list[_Lesson] = []  # what was concluded and has not moved the weights
 
     def log_scores(self, draft: Draft, view: BatchView, rows: IntArray | None) -> FloatArray:
         """Log of the probability that each prefix is accepted: [b, depth + 1], 0 for the anchor, non-increasing.
@@ -87,48 +102,64 @@ class AcceptanceScore:
 
     def learn(self, outcome: StepOutcome) -> None:
         """Take up what the target said about the step's drafts, and forget the requests that have left."""
-        view, draft = outcome.view, outcome.draft
-        if draft is not None and draft.confidence.size:
-            rows = np.arange(view.batch, dtype=np.int32) if outcome.intent.rows is None else outcome.intent.rows
-            scored, self._latest = self._latest, None  # what it says is of the weights before
-            seen = scored[1] if scored is not None and scored[0] is draft else self._see(draft, view, rows)
-            depths = np.arange(draft.confidence.shape[1])
-            known = (depths < outcome.judged[rows, None]) & seen.usable
-            accepted = depths < outcome.accepted[rows, None]
-            expected = 1 / (1 + np.exp(-seen.log_odds))
-            surprise = np.where(known, accepted - expected, 0.0)
-            # Where it was as good as sure and wrong, the variance alone would let one step go far too wide.
-            variance = np.maximum(expected * (1 - expected), np.abs(surprise) / 4)
-            self._lessons.append(_Lesson(seen.features[known], seen.slots[known], surprise[known], variance[known]))
-            if sum(len(lesson.surprise) for lesson in self._lessons) >= LESSON:
-                self._learn_weights()
-            self._remember([view.request_ids[row] for row in rows.tolist()], surprise.sum(1), known.sum(1))
-            self.judged += int(known.sum())
-        self._surprises = {name: self._surprises[name] for name in view.request_ids if name in self._surprises}
+        names = outcome.view.request_ids
+        if outcome.draft is not None and outcome.draft.confidence.size:
+            self._judge(outcome.draft, outcome)
+        self._surprises = {name: self._surprises[name] for name in names if name in self._surprises}
+
+    def _judge(self, draft: Draft, outcome: StepOutcome) -> None:
+        rows, names = outcome.intent.rows, outcome.view.request_ids
+        scored, self._latest = self._latest, None  # what it says is of the weights before
+        seen = scored[1] if scored is not None and scored[0] is draft else self._see(draft, outcome.view, rows)
+        if self._judged and self._judged[0].seen.usable.shape[1] != seen.usable.shape[1]:
+            self._take_up()
+        if rows is None:
+            self._judged.append(_Judged(seen, names, outcome.accepted, outcome.judged))
+        else:
+            drafted = [names[row] for row in rows.tolist()]
+            self._judged.append(_Judged(seen, drafted, outcome.accepted[rows], outcome.judged[rows]))
+        if sum(len(step.names) for step in self._judged) >= LESSON_BLOCKS:
+            self._take_up()
+
+    def _take_up(self) -> None:
+        """Compare what the target said about the latest blocks, all of one depth, with what was expected."""
+        seen = [step.seen for step in self._judged]
+        names = [name for step in self._judged for name in step.names]
+        judged = np.concatenate([step.judged for step in self._judged])
+        accepted = np.concatenate([step.accepted for step in self._judged])
+        self._judged.clear()
+        depths = np.arange(seen[0].usable.shape[1])
+        known = (depths < judged[:, None]) & np.concatenate([part.usable for part in seen])
+        expected = 1 / (1 + np.exp(-np.concatenate([part.log_odds for part in seen])))
+        surprise = np.where(known, (depths < accepted[:, None]) - expected, 0.0)
+        # Where it was as good as sure and wrong, the variance alone would let one step go far too wide.
+        variance = np.maximum(expected * (1 - expected), np.abs(surprise) / 4)
+        features, slots = (np.concatenate(part) for part in zip(*((x.features, x.slots) for x in seen), strict=True))
+        self._lessons.append(_Lesson(features[known], slots[known], surprise[known], variance[known]))
+        if sum(len(lesson.surprise) for lesson in self._lessons) >= LESSON:
+            self._learn_weights()
+        self._remember(names, surprise.sum(1), known.sum(1))
+        self.judged += int(known.sum())
 
     def _see(self, draft: Draft, view: BatchView, rows: IntArray | None) -> _Seen:
         names = view.request_ids if rows is None else [view.request_ids[row] for row in rows.tolist()]
         confidence = np.fmin(np.fmax(draft.confidence, CERTAIN), 1 - CERTAIN).astype(np.float64)  # fmax(NaN, c) is c
-        base = np.log(confidence) - np.log1p(-confidence)
-        features = np.zeros((*base.shape, FEATURES))
-        features[..., 0] = 1
+        logs = np.log(confidence)
+        base = logs - np.log1p(-confidence)
+        features = np.empty((*base.shape, FEATURES))
+        features[:] = self._constant[: base.shape[1]]
         features[..., 1] = base / 4  # about as large as the others
         features[:, 1:, 2] = draft.tokens[:, 1:] == draft.tokens[:, :-1]  # drafted side by side, tokens repeat
-        features[..., 3] = self._own(names)[:, None]
+        own = [self._surprises[name][0] if name in self._surprises else 0.0 for name in names]
+        features[..., 3] = np.array(own)[:, None]
         samples = view.temperatures if rows is None else view.temperatures[rows]
         features[..., 4] = (samples > 0)[:, None]
-        features[..., 5] = np.arange(base.shape[1]) / self._draft_length
         if draft.margin is not None:
-            features[..., 6] = np.log(np.fmin(np.fmax(1 - draft.margin / confidence, CERTAIN), 1)) / 4  # second to best
+            second = np.fmax(confidence - draft.margin, CERTAIN)
+            features[..., 6] = np.fmin(np.log(second) - logs, 0) / 4  # second to best
         slots = _slots(draft.tokens, view, rows)
         log_odds = base + features @ self._weights + self._slot_weights[slots].sum(axis=-1)
         return _Seen(features, slots, log_odds, draft.confidence > 0)
-
-    def _own(self, names: tuple[str, ...] | list[str]) -> Floats:
-        """How much oftener than expected each request's latest drafts were accepted, shrunk towards 0: [b]."""
-        records = np.array([self._surprises.get(name, (0.0, 0.0)) for name in names]).reshape(-1, 2)
-        own: Floats = records[:, 0] / (records[:, 1] + OWN_PRIOR)
-        return own
 
     def _learn_weights(self) -> None:
         """One Newton step of the logistic loss on everything still remembered; the prior never fades."""
@@ -150,8 +181,9 @@ class AcceptanceScore:
     def _remember(self, names: list[str], surprise: Floats, judged: IntArray) -> None:
         kept = float(np.exp(-1 / OWN_MEMORY_BLOCKS))
         for name, more, count in zip(names, surprise.tolist(), judged.tolist(), strict=True):
-            before, of = self._surprises.get(name, (0.0, 0.0))
-            self._surprises[name] = (before * kept + more, of * kept + count)
+            _, beyond, of = self._surprises.get(name, (0.0, 0.0, 0.0))
+            beyond, of = beyond * kept + more, of * kept + count
+            self._surprises[name] = beyond / (of + OWN_PRIOR), beyond, of
 
 
 def _slots(tokens: IntArray, view: BatchView, rows: IntArray | None) -> NDArray[np.intp]:
@@ -164,5 +196,8 @@ def _slots(tokens: IntArray, view: BatchView, rows: IntArray | None) -> NDArray[
     last = view.last_tokens if rows is None else view.last_tokens[rows]
     ids = np.concatenate([last, tokens], axis=1).astype(np.uint64)  # [b, 2 + d]
     pair = ids[:, 2:] * _MIXERS[0] + ids[:, 1:-1] * _MIXERS[1]
-    three = pair + ids[:, :-2] * _MIXERS[2] + _MIXERS[3]
-    return (np.stack([pair, three], axis=-1) >> np.uint64(64 - SLOT_BITS)).astype(np.intp)
+    slots = np.empty((*tokens.shape, 2), np.uint64)
+    slots[..., 0] = pair
+    slots[..., 1] = pair + ids[:, :-2] * _MIXERS[2] + _MIXERS[3]
+    slots >>= np.uint64(64 - SLOT_BITS)
+    return slots.view(np.intp)
