@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import replace
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -56,6 +57,32 @@ def test_requests_are_chats_with_a_seed_of_their_own(engine):
     assert engine.tokenizer.decode(requests[0].prompt_ids) == "user: prompt 0\nassistant: "
     assert [request.sampling.seed for request in requests] == [0, 1, 2, 3, 4]
     assert all(r.ignore_eos and r.max_tokens == 9 and r.sampling.greedy for r in requests)
+
+
+def test_limits_are_spread_over_the_range_in_every_part_of_the_dataset():
+    options = BenchOptions(max_tokens=64, range_ratio=0.5)
+    limits = [options.max_tokens_of(place) for place in range(300)]
+    for first in range(0, 300, 30):
+        part = limits[first : first + 30]
+        assert 32 <= min(part) <= 36
+        assert 92 <= max(part) <= 96
+        assert mean(part) == pytest.approx(64, rel=0.03)
+    assert {BenchOptions(max_tokens=9).max_tokens_of(place) for place in range(30)} == {9}
+    assert BenchOptions(max_tokens=1, range_ratio=0.9).max_tokens_of(0) == 1
+
+
+def test_tokens_count_as_long_as_the_load_is_full(engine):
+    options = BenchOptions(max_tokens=20, range_ratio=0.8, ignore_eos=True)
+    requests = round_slice(chat_requests(PROMPTS, engine.tokenizer, options), 7, 0)
+    served = serve(engine, requests, 3, "plain")
+    assert served.loaded is not None
+    tokens, seconds = served.loaded
+    assert 0 < tokens < served.output_tokens == sum(request.max_tokens for request in requests)
+    assert served.tokens_per_s == tokens / seconds
+    few = serve(engine, requests, 4, "plain")  # less than two loads of requests: the tail counts too
+    assert few.tokens_per_s == few.output_tokens / few.wall_s
+    alone = serve(engine, requests, 1, "plain")
+    assert alone.loaded == (alone.output_tokens, pytest.approx(alone.wall_s, rel=0.01))
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 4, 9])
@@ -192,6 +219,8 @@ def test_a_lossy_policy_is_caught(engine):
         ({"requests": 0}, "--requests 0: must be at least 1"),
         ({"rounds": 0}, "--rounds 0: must be at least 1"),
         ({"max_tokens": -1}, "--max-tokens -1: must be at least 1"),
+        ({"range_ratio": 1.0}, "--range-ratio 1.0: must be at least 0 and below 1"),
+        ({"range_ratio": float("nan")}, "--range-ratio nan: must be at least 0 and below 1"),
         ({"temperatures": (0.0, float("nan"))}, "--temperature nan: must be finite and at least 0"),
         ({"temperatures": (1.0, 1.0)}, "--temperature 1.0,1.0: a value is there twice"),
     ],
@@ -215,7 +244,7 @@ def test_what_does_not_fit_the_bundle_is_refused(engine):
 
 
 def test_requests_grow_with_the_concurrency_unless_given():
-    assert [BenchOptions().requests_at(live) for live in (1, 4, 32)] == [8, 12, 96]
+    assert [BenchOptions().requests_at(live) for live in (1, 4, 32)] == [16, 16, 96]
     assert BenchOptions(requests=5).requests_at(32) == 5
 
 

@@ -44,9 +44,10 @@ def add_bench_parser(commands: Any) -> None:
     add("--policies", type=policy_names, default=policies, metavar="P,..", help=f"{POLICY_NAMES}; default: {policies}")
     add("--concurrency", type=integers, default=live, metavar="C,..", help=f"live requests; default: {live}")
     add("--dataset", default="gsm8k", metavar="NAME|FILE", help=f"{', '.join(SHIPPED)} or .json, .jsonl, .txt")
-    add("--requests", type=int, metavar="N", help="per policy and round; default: 3 x concurrency, at least 8")
+    add("--requests", type=int, metavar="N", help="per policy and round; default: 3 x concurrency, at least 16")
     add("--rounds", type=int, default=defaults.rounds, metavar="R", help=f"default: {defaults.rounds}")
     add("--max-tokens", type=int, default=defaults.max_tokens, metavar="N", help=f"default: {defaults.max_tokens}")
+    add("--range-ratio", type=float, default=0.0, metavar="R", help="limits of N x (1 - R) to N x (1 + R)")
     add("--temperature", type=numbers, default=(0.0,), metavar="T,..", help="each runs all of it; default: 0, greedy")
     add("--ignore-eos", action="store_true", help="go on to --max-tokens, so that all runs are equally long")
     add("--warmup", action=argparse.BooleanOptionalAction, default=True, help="a short unmeasured run before each")
@@ -99,6 +100,7 @@ def bench_options(args: argparse.Namespace) -> BenchOptions:
         requests=args.requests,
         rounds=args.rounds,
         max_tokens=args.max_tokens,
+        range_ratio=args.range_ratio,
         temperatures=args.temperature,
         ignore_eos=args.ignore_eos,
         warm_up=args.warmup,

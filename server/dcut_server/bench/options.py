@@ -13,7 +13,8 @@ from dcut_trt.types import Request, SamplingParams
 
 DEFAULT_POLICIES = ("plain", "dflash", "ratio:0.25", "ratio:0.5", "ratio:0.75", "dcut", "auto")
 DEFAULT_CONCURRENCY = (1, 4, 8, 16, 32)
-LEAST_REQUESTS = 8  # a run this short still averages over a few prompts
+LEAST_REQUESTS = 16  # a run this short still averages over a few prompts
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 class InvalidBenchOption(DcutError):
@@ -28,10 +29,10 @@ class BenchOptions:
     """Raises InvalidBenchOption for a value that no engine could serve.
 
     policies: names, each served by every round.  concurrency: live requests of each closed loop.
-    requests: prompts per round, None for three times the concurrency and at least 8.  rounds: slices of the dataset
-    that every policy serves in turn.  max_tokens: output limit of a request.  temperatures: each runs all of it, 0 is
-    greedy.
-    ignore_eos: every request then makes max_tokens tokens.  warm_up: a short unmeasured run of each policy first.
+    requests: prompts per round, None for three times the concurrency and at least 16.  rounds: slices of the dataset
+    that every policy serves in turn.  max_tokens: output limit of a request.  range_ratio: 0 <= R < 1, limits are
+    spread evenly over max_tokens * (1 - R) to max_tokens * (1 + R).  temperatures: each runs all of it, 0 is greedy.
+    ignore_eos: every request then goes on to its limit.  warm_up: a short unmeasured run of each policy first.
     """
 
     policies: tuple[str, ...] = DEFAULT_POLICIES
@@ -39,6 +40,7 @@ class BenchOptions:
     requests: int | None = None
     rounds: int = 3
     max_tokens: int = 128
+    range_ratio: float = 0.0
     temperatures: tuple[float, ...] = (0.0,)
     ignore_eos: bool = False
     warm_up: bool = True
@@ -52,6 +54,8 @@ class BenchOptions:
             _check_least(option, least_of)
         _check_least("--requests", self.requests)
         _check_least("--max-tokens", self.max_tokens)
+        if not 0 <= self.range_ratio < 1:
+            raise InvalidBenchOption("--range-ratio", self.range_ratio, "must be at least 0 and below 1")
         _check_list("--temperature", self.temperatures)
         for temperature in self.temperatures:
             _check_temperature(temperature)
@@ -59,6 +63,12 @@ class BenchOptions:
     def requests_at(self, concurrency: int) -> int:
         """Prompts that every policy serves in one round."""
         return self.requests or max(LEAST_REQUESTS, 3 * concurrency)
+
+    def max_tokens_of(self, place: int) -> int:
+        """Of the request at this place of the dataset. Multiples of the golden ratio are spread evenly however many
+        there are, so that every part of the dataset has long and short ones."""
+        share = place * _GOLDEN % 1
+        return max(1, round(self.max_tokens * (1 + self.range_ratio * (2 * share - 1))))
 
     @property
     def passes(self) -> int:

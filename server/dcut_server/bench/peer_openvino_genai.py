@@ -122,7 +122,7 @@ def compare(engine: Engine, peer: Peer, requests: Sequence[Request], options: Be
             else:
                 ours = serve(engine, part, concurrency, "plain", round_number)
                 rate, outputs = peer.serve(part, concurrency)
-            rates[0].append(ours.tokens_per_s)
+            rates[0].append(ours.output_tokens / ours.wall_s)
             rates[1].append(rate)
             same += sum(stream.tokens == output for stream, output in zip(ours.streams, outputs, strict=True))
         served = options.rounds * options.requests_at(concurrency)

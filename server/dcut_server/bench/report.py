@@ -16,9 +16,9 @@ from dcut_server.bench.summary import DFLASH, PLAIN, Cell, PolicyMean, policy_me
 KIND, SCHEMA = "dcut-trt bench", 2
 NARROWEST = 120  # columns; a log file has no width of its own
 THROUGHPUT_LEGEND = (
-    "tokens/s: output tokens over wall time, prefill included; spread: (max - min) / median over rounds; "
-    "of best: of the fastest policy beside it; tau: tokens per request and decoding step; "
-    "verified: rows of all B * (D + 1)"
+    "tokens/s: output tokens over wall time, prefill included, while so many are live; "
+    "spread: (max - min) / median over rounds; of best: of the fastest policy beside it; "
+    "tau: tokens per request and decoding step; verified: rows of all B * (D + 1)"
 )
 TIME_LEGEND = (
     "host: all of a step in which no network runs; prefill: share of the wall time; "

@@ -18,6 +18,7 @@ from dcut_trt.types import Request, SamplingParams, StepEvent
 
 WARM_UP = -1  # the round before the first
 WARM_UP_TOKENS = 16
+LOADED_FROM = 2  # times the concurrency in requests
 
 Progress = Callable[[int, int, str], None]
 """Takes passes done, passes in all, and what runs now."""
@@ -41,7 +42,8 @@ class Stream:
 class Pass:
     """One policy serving one slice of prompts. streams: by request, in the order of the slice.
 
-    watched: its drafting steps, when somebody watched.
+    watched: its drafting steps, when somebody watched.  loaded: tokens, and seconds, until fewer than `concurrency`
+    were live because none waited any more; of a server under load, what comes after is no part.
     """
 
     policy: str
@@ -52,6 +54,13 @@ class Pass:
     streams: tuple[Stream, ...]
     temperature: float = 0.0
     watched: tuple[Watched, ...] = ()
+    loaded: tuple[int, float] | None = None
+
+    @property
+    def measured(self) -> tuple[int, float]:
+        """Tokens and seconds that count: those under load, or all where too few requests make that a short time."""
+        long = len(self.streams) >= LOADED_FROM * self.concurrency
+        return self.loaded if self.loaded is not None and long else (self.output_tokens, self.wall_s)
 
     @property
     def output_tokens(self) -> int:
@@ -59,7 +68,8 @@ class Pass:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.output_tokens / self.wall_s
+        tokens, seconds = self.measured
+        return tokens / seconds
 
 
 def chat_requests(prompts: Sequence[Prompt], tokenizer: Tokenizer, options: BenchOptions) -> list[Request]:
@@ -69,7 +79,7 @@ def chat_requests(prompts: Sequence[Prompt], tokenizer: Tokenizer, options: Benc
         Request(
             request_id=prompt.id,
             prompt_ids=tuple(tokenizer.encode(text, add_special_tokens=False)),
-            max_tokens=options.max_tokens,
+            max_tokens=options.max_tokens_of(seed),
             sampling=SamplingParams(seed=seed),
             ignore_eos=options.ignore_eos,
         )
@@ -158,7 +168,8 @@ def serve(engine: Engine, requests: Sequence[Request], concurrency: int, policy:
     waiting = deque(requests)
     streams: dict[str, Stream] = {}
     records: list[StepRecord] = []
-    live = 0
+    live = emitted = 0
+    loaded: tuple[int, float] | None = None
     engine.trace.records.clear()
     begun = clock()
     while waiting or live:
@@ -176,9 +187,12 @@ def serve(engine: Engine, requests: Sequence[Request], concurrency: int, policy:
             if event.error is not None:
                 raise event.error
             streams[event.request_id].take(event, now)
+            emitted += len(event.tokens)
             live -= event.final
+        if loaded is None and live < concurrency and not waiting:
+            loaded = emitted, now - begun
     wall_s = clock() - begun
-    return Pass(policy, concurrency, round_number, wall_s, tuple(records), tuple(streams.values()))
+    return Pass(policy, concurrency, round_number, wall_s, tuple(records), tuple(streams.values()), loaded=loaded)
 
 
 def _warm_up(engine: Engine, requests: Sequence[Request]) -> None:

@@ -52,8 +52,9 @@ class Difference:
 class Cell:
     """One policy at one temperature and concurrency, over all rounds.
 
-    tokens_per_s: output tokens per second of wall time, prefill included; *_rounds holds one value per round, spread
-    is (largest - smallest) / median of them.  speedup: over plain, None without it.
+    tokens_per_s: output tokens per second of wall time, prefill included, while `concurrency` were live
+    (Pass.measured); *_rounds holds one value per round, spread is (largest - smallest) / median of them.
+    output_tokens, wall_s: of everything.  speedup: over plain, None without it.
     tau: tokens per request and decoding step, bonus token included.  keep_ratio: rows verified of all B * (D + 1).
     mean_batch: requests in a decoding step.  full_batch_tokens_per_s: in decoding steps with every request live.
     acceptance: [D] share of blocks whose first k drafts were all accepted, k = 1..D; of blocks that ended with their
@@ -154,7 +155,7 @@ def _cell(passes: list[Pass], plain: list[Pass] | None, best: float) -> Cell:
         requests=len(streams),
         output_tokens=output_tokens,
         wall_s=wall_s,
-        tokens_per_s=output_tokens / wall_s,
+        tokens_per_s=_total_rate(passes),
         tokens_per_s_rounds=rates,
         spread=(max(rates) - min(rates)) / median(rates),
         speedup=None if plain is None else _total_rate(passes) / _total_rate(plain),
@@ -228,7 +229,8 @@ def differing_tokens(tokens: Sequence[int], reference: Sequence[int]) -> int:
 
 
 def _total_rate(passes: list[Pass]) -> float:
-    return sum(served.output_tokens for served in passes) / sum(served.wall_s for served in passes)
+    measured = [served.measured for served in passes]
+    return sum(tokens for tokens, _ in measured) / sum(seconds for _, seconds in measured)
 
 
 def _ratio(part: int, whole: int) -> float:
