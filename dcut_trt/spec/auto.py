@@ -30,7 +30,7 @@ _KNOWN = 32  # recent blocks before the arms are compared
 _PROBE_ROWS = 4  # requests that draft in a probe
 _TAUGHT = 4_000  # judged drafts after which few steps teach much
 _THINNED = 4  # then one step in so many is learnt from: at one live request all of them would cost 1 % of the time
-_LATEST = 64  # blocks that count while only probes bring new ones
+_LATEST = 32  # blocks that count while only probes bring new ones
 _LATEST_DRAFTED, _LATEST_STEPS = 96, 8  # blocks that count else, or steps that do: older ones saw another load
 _STAY = 64  # steps over which the features that wait for the drafter are paid off
 

@@ -66,7 +66,7 @@ def test_limits_are_spread_over_the_range_in_every_part_of_the_dataset():
         part = limits[first : first + 30]
         assert 32 <= min(part) <= 36
         assert 92 <= max(part) <= 96
-        assert mean(part) == pytest.approx(64, rel=0.03)
+        assert mean(part) == pytest.approx(64, rel=0.05)
     assert {BenchOptions(max_tokens=9).max_tokens_of(place) for place in range(30)} == {9}
     assert BenchOptions(max_tokens=1, range_ratio=0.9).max_tokens_of(0) == 1
 
