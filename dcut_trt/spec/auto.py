@@ -6,10 +6,8 @@ import dataclasses
 import functools
 import logging
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcut_trt.spec.arm_costs import ArmTimes, FeedCost
 from dcut_trt.spec.arms import BYPASS, PROBE, Arms
@@ -40,8 +38,8 @@ class AutoParts:
     """What of the rule is in use, so that each part's gain can be measured by leaving it out.
 
     score: fitted acceptance, else the prefix product.  budget: any number of rows, else the table's ratios.
-    cost: costs by context, block depth and change of K, with what steps took deciding between the arms, else the
-    table's.  bypass: steps without drafting.  depth: short blocks.
+    cost: costs by context, block depth and change of K, with what steps took deciding between the arms, else by
+    batch size and K alone.  bypass: steps without drafting.  depth: short blocks.
     """
 
     score: bool = True
@@ -65,31 +63,6 @@ def names_parts(text: str) -> bool:
     return not before and len(set(names)) == len(names) and set(names) <= set(PART_NAMES)
 
 
-class StepCosts(Protocol):
-    """What CostModel offers, and what a fixed table can offer too."""
-
-    def step_ms(self, view_batch: int, rows: IntArray, depth: int, context: float) -> NDArray[np.float64]: ...
-
-    def plain_ms(self, batch: int, context: float) -> float: ...
-
-
-class TableCosts:
-    """The table as it was measured, with straight lines between its ratios."""
-
-    def __init__(self, table: CostTable, draft_length: int) -> None:
-        self._table = table
-        self._block = draft_length + 1
-
-    def step_ms(self, view_batch: int, rows: IntArray, depth: int, context: float) -> NDArray[np.float64]:
-        budgets = [budget(ratio, view_batch, self._block) for ratio in self._table.ratios]
-        return np.interp(rows, budgets, self._table.row(view_batch))
-
-    def plain_ms(self, batch: int, context: float) -> float:
-        if self._table.plain_ms is None:
-            return np.inf
-        return float(self._table.plain_ms[self._table.nearest(batch)])
-
-
 def make_auto(text: str, table: CostTable | None, traits: DraftTraits) -> Policy:
     """`auto`, or `auto:` and the parts to leave out; verifies every draft when there is no cost table."""
     name = f"auto:{text}" if text else "auto"
@@ -99,8 +72,8 @@ def make_auto(text: str, table: CostTable | None, traits: DraftTraits) -> Policy
         fixed.name = name
         return fixed
     parts = AutoParts.without(text)
-    kind = CostModel if parts.cost else TableCosts
-    return Auto(parts, table, traits, kind(table, traits.draft_length), AcceptanceScore(traits.draft_length), name)
+    known = table if parts.cost else table.bare
+    return Auto(parts, known, traits, CostModel(known, traits.draft_length), AcceptanceScore(traits.draft_length), name)
 
 
 class Auto:
@@ -117,7 +90,7 @@ class Auto:
         parts: AutoParts,
         table: CostTable,
         traits: DraftTraits,
-        costs: StepCosts,
+        costs: CostModel,
         score: AcceptanceScore,
         name: str = "auto",
     ) -> None:
@@ -137,7 +110,7 @@ class Auto:
         self._last_rows = self._lessons = 0
         self._context = np.nan  # as profiled
         self._intent = WHOLE_BLOCK
-        self._switch_ms = (table.switch_ms or 0.0) if parts.cost else 0.0
+        self._switch_ms = table.switch_ms or 0.0
         self._may_bypass = parts.bypass and np.isfinite(costs.plain_ms(1, np.nan))
 
     def intend(self, view: BatchView) -> Intent:

@@ -105,6 +105,11 @@ class CostTable:
         """True when the ratios cost the same even at the largest batch, where they differ most."""
         return bool(self.cost_ms[-1].max() < FLAT_SPREAD * self.cost_ms[-1].min())
 
+    @property
+    def bare(self) -> CostTable:
+        """What steps cost by batch size and ratio, and nothing else that was measured."""
+        return dataclasses.replace(self, depths=None, draft_ms=None, context_ms=None, context_rows=None, switch_ms=None)
+
     def with_state(self, state: str) -> CostTable:
         return dataclasses.replace(self, state=state)
 

@@ -16,7 +16,7 @@ from scripted_runs import Stream, letters, letters_script, requests
 
 from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.errors import UnsupportedOption
-from dcut_trt.spec.auto import PART_NAMES, Auto, AutoParts, TableCosts, make_auto
+from dcut_trt.spec.auto import PART_NAMES, Auto, AutoParts, make_auto
 from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import budget
@@ -41,7 +41,8 @@ def often(draws: FloatArray) -> FloatArray:
 
 def auto(table: CostTable, traits: DraftTraits = FREE, **parts: bool) -> Auto:
     chosen = AutoParts(**parts)
-    costs = CostModel(table, D) if chosen.cost else TableCosts(table, D)
+    table = table if chosen.cost else table.bare
+    costs = CostModel(table, D)
     return Auto(chosen, table, traits, costs, PrefixScore())
 
 
