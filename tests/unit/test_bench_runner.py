@@ -244,7 +244,7 @@ def test_what_does_not_fit_the_bundle_is_refused(engine):
 
 
 def test_requests_grow_with_the_concurrency_unless_given():
-    assert [BenchOptions().requests_at(live) for live in (1, 4, 32)] == [16, 16, 96]
+    assert [BenchOptions().requests_at(live) for live in (1, 4, 32)] == [8, 12, 96]
     assert BenchOptions(requests=5).requests_at(32) == 5
 
 

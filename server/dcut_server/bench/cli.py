@@ -44,7 +44,7 @@ def add_bench_parser(commands: Any) -> None:
     add("--policies", type=policy_names, default=policies, metavar="P,..", help=f"{POLICY_NAMES}; default: {policies}")
     add("--concurrency", type=integers, default=live, metavar="C,..", help=f"live requests; default: {live}")
     add("--dataset", default="gsm8k", metavar="NAME|FILE", help=f"{', '.join(SHIPPED)} or .json, .jsonl, .txt")
-    add("--requests", type=int, metavar="N", help="per policy and round; default: 3 x concurrency, at least 16")
+    add("--requests", type=int, metavar="N", help="per policy and round; default: 3 x concurrency, at least 8")
     add("--rounds", type=int, default=defaults.rounds, metavar="R", help=f"default: {defaults.rounds}")
     add("--max-tokens", type=int, default=defaults.max_tokens, metavar="N", help=f"default: {defaults.max_tokens}")
     add("--range-ratio", type=float, default=0.0, metavar="R", help="limits of N x (1 - R) to N x (1 + R)")

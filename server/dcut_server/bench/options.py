@@ -13,7 +13,7 @@ from dcut_trt.types import Request, SamplingParams
 
 DEFAULT_POLICIES = ("plain", "dflash", "ratio:0.25", "ratio:0.5", "ratio:0.75", "dcut", "auto")
 DEFAULT_CONCURRENCY = (1, 4, 8, 16, 32)
-LEAST_REQUESTS = 16  # a run this short still averages over a few prompts
+LEAST_REQUESTS = 8  # a run this short still averages over a few prompts
 _GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -29,7 +29,7 @@ class BenchOptions:
     """Raises InvalidBenchOption for a value that no engine could serve.
 
     policies: names, each served by every round.  concurrency: live requests of each closed loop.
-    requests: prompts per round, None for three times the concurrency and at least 16.  rounds: slices of the dataset
+    requests: prompts per round, None for three times the concurrency and at least 8.  rounds: slices of the dataset
     that every policy serves in turn.  max_tokens: output limit of a request.  range_ratio: 0 <= R < 1, limits are
     spread evenly over max_tokens * (1 - R) to max_tokens * (1 + R).  temperatures: each runs all of it, 0 is greedy.
     ignore_eos: every request then goes on to its limit.  warm_up: a short unmeasured run of each policy first.
