@@ -50,17 +50,16 @@ class ProbeSchedule:
     """
 
     def __init__(self) -> None:
-        self._interval = _SHORTEST
+        self._intervals: dict[int, int] = {}  # by size class: a load that returns has not become news
         self._since = self._size_class = 0
         self._spent_ms = self._total_ms = 0.0
 
     def due(self, batch: int) -> bool:
         """To be asked once per step without drafting."""
-        if batch.bit_length() != self._size_class:
-            self._size_class, self._interval = batch.bit_length(), _SHORTEST
+        self._size_class = batch.bit_length()
         self._since += 1
         affordable = self._spent_ms <= _FIRST_MS + _SHARE * self._total_ms
-        return self._since >= self._interval and affordable
+        return self._since >= self._intervals.get(self._size_class, _SHORTEST) and affordable
 
     def probed(self, extra_ms: float) -> None:
         """extra_ms: what the probe cost more than a step without."""
@@ -69,7 +68,8 @@ class ProbeSchedule:
 
     def answered(self, *, draft: bool) -> None:
         """draft: whether, after the latest probe, drafting looks better than not."""
-        self._interval = _AGAIN if draft else min(_LONGEST, max(_SHORTEST, 2 * self._interval))
+        before = self._intervals.get(self._size_class, _SHORTEST)
+        self._intervals[self._size_class] = _AGAIN if draft else min(_LONGEST, max(_SHORTEST, 2 * before))
 
     def passed(self, step_ms: float) -> None:
         self._total_ms += step_ms

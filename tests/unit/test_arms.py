@@ -67,6 +67,17 @@ def test_probes_stop_when_they_have_cost_their_share() -> None:
     assert schedule.due(8)
 
 
+def test_a_load_that_returns_is_not_probed_as_if_it_were_new() -> None:
+    schedule = ProbeSchedule()
+    schedule.passed(1e9)
+    waited = []
+    for batch in (8, 8, 2, 8):
+        waited.append(next(steps for steps in range(1, 1000) if schedule.due(batch)))
+        schedule.probed(1.0)
+        schedule.answered(draft=False)
+    assert waited == [64, 128, 64, 256]
+
+
 def test_arms_are_told_apart_from_the_machine() -> None:
     times, draws = ArmTimes(), np.random.default_rng(0)
     assert times.plain_factor(8) == 1
