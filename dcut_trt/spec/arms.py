@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 
 BYPASS = 0  # the arm that drafts nothing; every other arm is a draft depth
@@ -50,7 +51,8 @@ class ProbeSchedule:
     """
 
     def __init__(self) -> None:
-        self._intervals: dict[int, int] = {}  # by size class: a load that returns has not become news
+        # By size class: a load that returns has not become news.
+        self._intervals = defaultdict[int, int](lambda: _SHORTEST)
         self._since = self._size_class = 0
         self._spent_ms = self._total_ms = 0.0
 
@@ -59,7 +61,7 @@ class ProbeSchedule:
         self._size_class = batch.bit_length()
         self._since += 1
         affordable = self._spent_ms <= _FIRST_MS + _SHARE * self._total_ms
-        return self._since >= self._intervals.get(self._size_class, _SHORTEST) and affordable
+        return self._since >= self._intervals[self._size_class] and affordable
 
     def probed(self, extra_ms: float) -> None:
         """extra_ms: what the probe cost more than a step without."""
@@ -68,8 +70,8 @@ class ProbeSchedule:
 
     def answered(self, *, draft: bool) -> None:
         """draft: whether, after the latest probe, drafting looks better than not."""
-        before = self._intervals.get(self._size_class, _SHORTEST)
-        self._intervals[self._size_class] = _AGAIN if draft else min(_LONGEST, max(_SHORTEST, 2 * before))
+        longer = min(_LONGEST, max(_SHORTEST, 2 * self._intervals[self._size_class]))
+        self._intervals[self._size_class] = _AGAIN if draft else longer
 
     def passed(self, step_ms: float) -> None:
         self._total_ms += step_ms

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _KNOWN = 32  # recent blocks before the arms are compared
 _PROBE_ROWS = 4  # requests that draft in a probe
 _TAUGHT = 4_000  # judged drafts after which few steps teach much
-_THINNED = 4  # then one step in so many is learnt from: at one live request all of them would cost 1 % of the time
+_THINNED = 4  # then one step in so many is learnt from: at one live request all of them would cost 0.6 % of the time
 _LATEST = 32  # blocks that count while only probes bring new ones
 _LATEST_DRAFTED, _LATEST_STEPS = 96, 8  # blocks that count else, or steps that do: older ones saw another load
 _STAY = 64  # steps over which the features that wait for the drafter are paid off
@@ -73,7 +73,7 @@ def make_auto(text: str, table: CostTable | None, traits: DraftTraits) -> Policy
         return fixed
     parts = AutoParts.without(text)
     known = table if parts.cost else table.bare
-    return Auto(parts, known, traits, CostModel(known, traits.draft_length), AcceptanceScore(traits.draft_length), name)
+    return Auto(parts, traits, CostModel(known, traits.draft_length), AcceptanceScore(traits.draft_length), name)
 
 
 class Auto:
@@ -88,7 +88,6 @@ class Auto:
     def __init__(
         self,
         parts: AutoParts,
-        table: CostTable,
         traits: DraftTraits,
         costs: CostModel,
         score: AcceptanceScore,
@@ -96,7 +95,7 @@ class Auto:
     ) -> None:
         self.name = name
         self.parts = parts
-        self._table = table
+        self._table = costs.table
         self._length = traits.draft_length
         self._any_budget = traits.any_budget
         self._depths: tuple[int, ...] = (self._length,)
@@ -110,7 +109,6 @@ class Auto:
         self._last_rows = self._lessons = 0
         self._context = np.nan  # as profiled
         self._intent = WHOLE_BLOCK
-        self._switch_ms = table.switch_ms or 0.0
         self._may_bypass = parts.bypass and np.isfinite(costs.plain_ms(1, np.nan))
 
     def intend(self, view: BatchView) -> Intent:
@@ -162,7 +160,7 @@ class Auto:
         sizes = self._sizes(batch, batch, depth)
         cost_ms = self._costs.step_ms(batch, sizes, depth, self._context) + resume_ms
         latest = _LATEST if bypassing else max(_LATEST_DRAFTED, _LATEST_STEPS * batch)
-        prospect = self._recent.prospect(batch, depth, sizes, cost_ms, self._switch_ms, latest)
+        prospect = self._recent.prospect(batch, depth, sizes, cost_ms, self._costs.switch_ms, latest)
         self._home[batch, depth] = prospect.size
         return prospect.rate
 
@@ -184,10 +182,10 @@ class Auto:
             sizes = sizes[sizes >= others + 2 * drafting]  # a probe that verifies nothing would tell nothing
         expected = others + np.cumsum(np.exp(scored.T.ravel()[ranked]), dtype=np.float64)[sizes - others - 1]
         cost_ms = self._costs.step_ms(batch, sizes, depth, self._context)
-        if self._switch_ms:
+        if switch_ms := self._costs.switch_ms:
             # Once for leaving the last step's K, and once for the way back to the one that is best on the average.
             home = self._home.get((batch, depth), self._last_rows)
-            cost_ms += self._switch_ms * (1.0 * (sizes != self._last_rows) + (sizes != home))
+            cost_ms += switch_ms * (1.0 * (sizes != self._last_rows) + (sizes != home))
         size = int(sizes[np.argmax(expected / cost_ms)])
         ratio = None if self._any_budget and self.parts.budget else self._ratio_of(size, batch)
         return Selection(keep_depths(ranked, size - others, drafting), ratio, scored)
@@ -220,7 +218,7 @@ class Auto:
         if depth == 0:
             return self._costs.plain_ms(batch, self._context)
         size = np.array([outcome.rows], np.int32)
-        switch_ms = self._switch_ms * (outcome.rows != self._last_rows)
+        switch_ms = self._costs.switch_ms * (outcome.rows != self._last_rows)
         return float(self._costs.step_ms(batch, size, depth or self._length, self._context)[0]) + switch_ms
 
     def _learn_blocks(self, outcome: StepOutcome) -> None:

@@ -32,11 +32,13 @@ OWN_PRIOR = 4.0  # judged drafts that a request's own surprises are spread over 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the model sees in drafts [b, d], and what it says. features: [b, d, FEATURES].  slots: [b, d, 2 or 0].
+    """What the model sees in drafts [b, d], and what it says. names: of the requests.  features: [b, d, FEATURES].
+    slots: [b, d, 2 or 0].
 
     log_odds: [b, d].  usable: [b, d] False where a draft cannot be accepted.
     """
 
+    names: Sequence[str]
     features: Floats
     slots: NDArray[np.intp]
     log_odds: Floats
@@ -45,10 +47,9 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A step's drafts [b, d] and how they turned out. names: of the requests.  accepted, judged: [b]."""
+    """A step's drafts [b, d] and how they turned out. accepted, judged: [b]."""
 
     seen: _Seen
-    names: Sequence[str]
     accepted: IntArray
     judged: IntArray
 
@@ -102,29 +103,26 @@ class AcceptanceScore:
 
     def learn(self, outcome: StepOutcome) -> None:
         """Take up what the target said about the step's drafts, and forget the requests that have left."""
-        names = outcome.view.request_ids
         if outcome.draft is not None and outcome.draft.confidence.size:
             self._judge(outcome.draft, outcome)
-        self._surprises = {name: self._surprises[name] for name in names if name in self._surprises}
+        live = outcome.view.request_ids
+        self._surprises = {name: self._surprises[name] for name in live if name in self._surprises}
 
     def _judge(self, draft: Draft, outcome: StepOutcome) -> None:
-        rows, names = outcome.intent.rows, outcome.view.request_ids
+        rows = outcome.intent.rows
         scored, self._latest = self._latest, None  # what it says is of the weights before
         seen = scored[1] if scored is not None and scored[0] is draft else self._see(draft, outcome.view, rows)
         if self._judged and self._judged[0].seen.usable.shape[1] != seen.usable.shape[1]:
             self._take_up()
-        if rows is None:
-            self._judged.append(_Judged(seen, names, outcome.accepted, outcome.judged))
-        else:
-            drafted = [names[row] for row in rows.tolist()]
-            self._judged.append(_Judged(seen, drafted, outcome.accepted[rows], outcome.judged[rows]))
-        if sum(len(step.names) for step in self._judged) >= LESSON_BLOCKS:
+        drafted = slice(None) if rows is None else rows
+        self._judged.append(_Judged(seen, outcome.accepted[drafted], outcome.judged[drafted]))
+        if sum(len(step.judged) for step in self._judged) >= LESSON_BLOCKS:
             self._take_up()
 
     def _take_up(self) -> None:
         """Compare what the target said about the latest blocks, all of one depth, with what was expected."""
         seen = [step.seen for step in self._judged]
-        names = [name for step in self._judged for name in step.names]
+        names = [name for part in seen for name in part.names]
         judged = np.concatenate([step.judged for step in self._judged])
         accepted = np.concatenate([step.accepted for step in self._judged])
         self._judged.clear()
@@ -159,7 +157,7 @@ class AcceptanceScore:
             features[..., 6] = np.fmin(np.log(second) - logs, 0) / 4  # second to best
         slots = _slots(draft.tokens, view, rows)
         log_odds = base + features @ self._weights + self._slot_weights[slots].sum(axis=-1)
-        return _Seen(features, slots, log_odds, draft.confidence > 0)
+        return _Seen(names, features, slots, log_odds, draft.confidence > 0)
 
     def _learn_weights(self) -> None:
         """One Newton step of the logistic loss on everything still remembered; the prior never fades."""

@@ -41,9 +41,8 @@ def often(draws: FloatArray) -> FloatArray:
 
 def auto(table: CostTable, traits: DraftTraits = FREE, **parts: bool) -> Auto:
     chosen = AutoParts(**parts)
-    table = table if chosen.cost else table.bare
-    costs = CostModel(table, D)
-    return Auto(chosen, table, traits, costs, PrefixScore())
+    costs = CostModel(table if chosen.cost else table.bare, D)
+    return Auto(chosen, traits, costs, PrefixScore())
 
 
 def view_of(batch: int, pending: IntArray | None = None) -> BatchView:
@@ -87,7 +86,7 @@ def test_a_step_verifies_what_the_best_of_all_choices_would(confidence: FloatArr
         return
     traits = DraftTraits(length, any_budget=True)
     costs = CostModel(table, length)
-    policy = Auto(AutoParts(), table, traits, costs, PrefixScore())
+    policy = Auto(AutoParts(), traits, costs, PrefixScore())
     policy.intend(view_of(batch))
     keep = policy.select(draft_of(confidence), view_of(batch)).keep
 
@@ -339,7 +338,7 @@ def test_output_is_plain_decodings(seed: int, temperature: float, costs: Costs, 
     ]
     table = costs.table()
     kind = Restless if restless else Auto
-    policy = kind(AutoParts(), table, FREE, CostModel(table, D), PrefixScore())
+    policy = kind(AutoParts(), FREE, CostModel(table, D), PrefixScore())
     assert served(policy, items, seed) == served(Plain(), items, seed)
 
 

@@ -168,7 +168,7 @@ def serve(engine: Engine, requests: Sequence[Request], concurrency: int, policy:
     waiting = deque(requests)
     streams: dict[str, Stream] = {}
     records: list[StepRecord] = []
-    live = emitted = 0
+    live = 0
     loaded: tuple[int, float] | None = None
     engine.trace.records.clear()
     begun = clock()
@@ -187,10 +187,9 @@ def serve(engine: Engine, requests: Sequence[Request], concurrency: int, policy:
             if event.error is not None:
                 raise event.error
             streams[event.request_id].take(event, now)
-            emitted += len(event.tokens)
             live -= event.final
         if loaded is None and live < concurrency and not waiting:
-            loaded = emitted, now - begun
+            loaded = sum(len(stream.tokens) for stream in streams.values()), now - begun
     wall_s = clock() - begun
     return Pass(policy, concurrency, round_number, wall_s, tuple(records), tuple(streams.values()), loaded=loaded)
 
