@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dcut_trt.spec.load import Load
+
 _LASTING = 6  # steps of an arm after which it is the one in use; the other one's steps tell how they differ
 _FOLLOW, _DIFFER = 0.1, 0.1  # how much a step counts for the one and for the other, after the first ones
 _SHIFT = 0.08  # of the level since the arms were last compared, that speaks for another load
@@ -39,17 +41,17 @@ class ArmTimes:
     """
 
     def __init__(self) -> None:
-        self._records: dict[int, _Record] = {}  # by bit length of the batch
-        self._last = (0, False)  # batch, drafting
+        self._records: dict[tuple[int, bool], _Record] = {}  # by kind of load
+        self._last = (Load(0), False)  # and whether it drafted
         self._run = 0  # steps of this kind so far
 
-    def learn(self, batch: int, measured_ms: float, predicted_ms: float, *, drafting: bool) -> None:
-        kind = (batch, drafting)
-        before, self._last = self._last, kind
-        self._run = self._run + 1 if kind == before else 0
+    def learn(self, load: Load, measured_ms: float, predicted_ms: float, *, drafting: bool) -> None:
+        arm = (load, drafting)
+        before, self._last = self._last, arm
+        self._run = self._run + 1 if arm == before else 0
         if self._run == 0:
             return  # the first of a kind is slower: another number of rows, features that waited
-        record = self._records.setdefault(batch.bit_length(), _Record(drafting))
+        record = self._records.setdefault(load.kind, _Record(drafting))
         if self._run >= _LASTING:
             record.drafting = drafting
         odd = math.log(measured_ms / predicted_ms) - record.level - (0.0 if drafting else record.offset)
@@ -63,18 +65,18 @@ class ArmTimes:
             record.level += max(_FOLLOW, 1 / (record.levels + 1)) * odd
             record.levels += 1
 
-    def shifted(self, batch: int) -> bool:
+    def shifted(self, load: Load) -> bool:
         """Whether the arm in use takes another time than when the two were last measured against each other, as when
         requests are sampled: its steps answer for more rows, so what is known of the difference is old."""
-        record = self._records.get(batch.bit_length())
+        record = self._records.get(load.kind)
         if record is None or abs(record.level - record.tried_at) < _SHIFT:
             return False
         record.tried_at = record.level
         return True
 
-    def plain_factor(self, batch: int) -> float:
+    def plain_factor(self, load: Load) -> float:
         """By which to correct what a step without drafting is predicted to take, if drafting is not corrected."""
-        record = self._records.get(batch.bit_length())
+        record = self._records.get(load.kind)
         return 1.0 if record is None else math.exp(record.offset)
 
 

@@ -6,6 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
+from dcut_trt.spec.load import Load
+
 BYPASS = 0  # the arm that drafts nothing; every other arm is a draft depth
 PROBE = -1  # a step in which a few draft, to see whether all should
 
@@ -51,17 +53,18 @@ class ProbeSchedule:
     """
 
     def __init__(self) -> None:
-        # By size class: a load that returns has not become news.
-        self._intervals = defaultdict[int, int](lambda: _SHORTEST)
-        self._since = self._size_class = 0
+        # By kind of load: one that returns has not become news.
+        self._intervals = defaultdict[tuple[int, bool], int](lambda: _SHORTEST)
+        self._kind = Load(0).kind
+        self._since = 0
         self._spent_ms = self._total_ms = 0.0
 
-    def due(self, batch: int) -> bool:
+    def due(self, load: Load) -> bool:
         """To be asked once per step without drafting."""
-        self._size_class = batch.bit_length()
+        self._kind = load.kind
         self._since += 1
         affordable = self._spent_ms <= _FIRST_MS + _SHARE * self._total_ms
-        return self._since >= self._intervals[self._size_class] and affordable
+        return self._since >= self._intervals[self._kind] and affordable
 
     def probed(self, extra_ms: float) -> None:
         """extra_ms: what the probe cost more than a step without."""
@@ -70,15 +73,15 @@ class ProbeSchedule:
 
     def answered(self, *, draft: bool) -> None:
         """draft: whether, after the latest probe, drafting looks better than not."""
-        longer = min(_LONGEST, max(_SHORTEST, 2 * self._intervals[self._size_class]))
-        self._intervals[self._size_class] = _AGAIN if draft else longer
+        longer = min(_LONGEST, max(_SHORTEST, 2 * self._intervals[self._kind]))
+        self._intervals[self._kind] = _AGAIN if draft else longer
 
     def passed(self, step_ms: float) -> None:
         self._total_ms += step_ms
 
 
 class Arms:
-    """Which arm a step takes, for each size class of batches: from one power of two to the next.
+    """Which arm a step takes, for each kind of load.
 
     Of an arm that is not in use nobody learns what it costs by now. So where drafting and not drafting are close, the
     other one is tried for a few steps now and then.
@@ -86,67 +89,68 @@ class Arms:
 
     def __init__(self, draft_length: int) -> None:
         self._length = draft_length
-        self._choices: dict[int, ArmChoice] = {}  # by size class, so that traffic that returns finds its arm
-        self._rivals: dict[int, int] = {}  # the best arm of the other kind, where it is close
-        self._trial_every: dict[int, int] = {}  # of the size classes that have been tried without drafting
-        self._compared: dict[int, int] = {}  # batch -> the step at which its arms were compared
+        # By kind of load, so that traffic that returns finds its arm.
+        self._choices = defaultdict[tuple[int, bool], ArmChoice](ArmChoice)
+        self._rivals: dict[tuple[int, bool], int] = {}  # the best other arm, of drafting and not, where it is close
+        self._trial_every: dict[tuple[int, bool], int] = {}  # of those that have been tried without drafting
+        self._compared: dict[Load, int] = {}  # the step at which its arms were compared
         self._probes = ProbeSchedule()
         self._asked = self._news = False  # a probe, and a probe or a trial that has not been weighed yet
         self._trial = (BYPASS, 0)  # an arm on trial, and for how many more steps
         self._steps = self._since_trial = self._since_whole = 0
 
-    def current(self, batch: int) -> int | None:
-        return self._choice(batch).current
+    def current(self, load: Load) -> int | None:
+        return self._choices[load.kind].current
 
-    def must_compare(self, batch: int) -> bool:
+    def must_compare(self, load: Load) -> bool:
         """To be asked once per step."""
         self._steps += 1
-        return self._news or self._steps - self._compared.get(batch, -_COMPARE_EVERY) >= _COMPARE_EVERY
+        return self._news or self._steps - self._compared.get(load, -_COMPARE_EVERY) >= _COMPARE_EVERY
 
-    def compare(self, batch: int, rates: Mapping[int, float]) -> None:
-        """rates: predicted tokens per millisecond of each arm at this batch size, one of BYPASS if it may be."""
+    def compare(self, load: Load, rates: Mapping[int, float]) -> None:
+        """rates: predicted tokens per millisecond of each arm under this load, one of BYPASS if it may be."""
         drafting = max((arm for arm in rates if arm != BYPASS), key=lambda arm: rates[arm])
         if self._asked:
             self._probes.answered(draft=rates[drafting] > rates.get(BYPASS, 0.0))
         self._asked = self._news = False
-        choice, size_class = self._choice(batch), batch.bit_length()
+        choice, kind = self._choices[load.kind], load.kind
         choice.weigh(rates)
-        self._compared[batch] = self._steps
-        self._rivals.pop(size_class, None)
+        self._compared[load] = self._steps
+        self._rivals.pop(kind, None)
         own, rival = (BYPASS, drafting) if choice.current == BYPASS else (drafting, BYPASS)
-        against_drafting = _CLOSE if size_class in self._trial_every else _CLOSE_AT_FIRST
+        against_drafting = _CLOSE if kind in self._trial_every else _CLOSE_AT_FIRST
         close = against_drafting if rival == BYPASS else _CLOSE_TO_PLAIN
         if rival in rates and rates[rival] > (1 - close) * rates[own]:
-            self._rivals[size_class] = rival
+            self._rivals[kind] = rival
 
-    def next(self, batch: int) -> int:
+    def next(self, load: Load) -> int:
         """BYPASS, PROBE or a draft depth."""
         arm, left = self._trial
         if left:
             self._trial = (arm, left - 1)
             return arm
-        current, rival = self.current(batch), self._rivals.get(batch.bit_length())
+        current, rival = self.current(load), self._rivals.get(load.kind)
         if current == BYPASS:
-            if not self._probes.due(batch):
+            if not self._probes.due(load):
                 return BYPASS
             return PROBE if rival is None else self._try(rival)
         assert current is not None, "the arms were compared"
         self._since_trial += 1
-        every = self._trial_every.get(batch.bit_length(), 0)
+        every = self._trial_every.get(load.kind, 0)
         if rival == BYPASS and self._since_trial >= every:
-            self._trial_every[batch.bit_length()] = min(max(_SOON, 2 * every), _LATE)
+            self._trial_every[load.kind] = min(max(_SOON, 2 * every), _LATE)
             return self._try(BYPASS)
         self._since_whole = 0 if current == self._length else self._since_whole + 1
         return self._length if self._since_whole % _WHOLE_EVERY == 0 else current
 
-    def doubt(self, batch: int) -> None:
+    def doubt(self, load: Load) -> None:
         """What was known of the arms' costs is old: try plain decoding soon."""
-        self._trial_every[batch.bit_length()] = 0
+        self._trial_every[load.kind] = 0
 
-    def passed(self, batch: int, step_ms: float, plain_ms: float, *, drafted: bool) -> None:
+    def passed(self, load: Load, step_ms: float, plain_ms: float, *, drafted: bool) -> None:
         """A step took so long; plain_ms is what one without drafting takes."""
         self._probes.passed(step_ms)
-        if drafted != (self.current(batch) == BYPASS):
+        if drafted != (self.current(load) == BYPASS):
             return
         if drafted:
             self._probes.probed(step_ms - plain_ms)
@@ -156,6 +160,3 @@ class Arms:
     def _try(self, arm: int) -> int:
         self._trial, self._since_trial = (arm, _TRIAL - 1), 0
         return arm
-
-    def _choice(self, batch: int) -> ArmChoice:
-        return self._choices.setdefault(batch.bit_length(), ArmChoice())

@@ -13,21 +13,23 @@ from dcut_trt.spec.arm_costs import ArmTimes, FeedCost
 from dcut_trt.spec.arms import BYPASS, PROBE, Arms
 from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.cost_table import CostTable
+from dcut_trt.spec.load import Load
 from dcut_trt.spec.packing import block_depths, budget
 from dcut_trt.spec.policy import NO_DRAFT, WHOLE_BLOCK, Policy
-from dcut_trt.spec.replay import RecentBlocks
+from dcut_trt.spec.replay import RecentBlocks, prospect
 from dcut_trt.spec.rules import FixedDepth
 from dcut_trt.spec.score import AcceptanceScore
 from dcut_trt.spec.selector import keep_depths, prefix_log_scores, rank
 from dcut_trt.stage_types import BatchView, Draft, DraftTraits, Intent, Offer, Selection, StepOutcome
-from dcut_trt.types import IntArray
+from dcut_trt.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
 
 _KNOWN = 32  # recent blocks before the arms are compared
 _PROBE_ROWS = 4  # requests that draft in a probe
-_TAUGHT = 4_000  # judged drafts after which few steps teach much
+_TAUGHT = 1_500  # blocks of greedy requests, or of sampled ones, after which few steps teach much
 _THINNED = 4  # then one step in so many is learnt from: at one live request all of them would cost 0.6 % of the time
+_HABIT = 16  # steps in a row with the K that is best on the average, after which a single request's is not looked for
 _LATEST = 32  # blocks that count while only probes bring new ones
 _LATEST_DRAFTED, _LATEST_STEPS = 96, 8  # blocks that count else, or steps that do: older ones saw another load
 _STAY = 64  # steps over which the features that wait for the drafter are paid off
@@ -106,26 +108,32 @@ class Auto:
         self._arms, self._times, self._feed = Arms(self._length), ArmTimes(), FeedCost()
         self._home: dict[tuple[int, int], int] = {}  # batch, depth -> the K to come back to
         self._measured: tuple[float, float] | None = None  # tokens and rows per request, where a device selects
-        self._last_rows = self._lessons = 0
+        self._taught = {False: 0, True: 0}  # blocks that were learnt from, by whether most of the batch is sampled
+        self._last_rows = self._steps = self._at_home = 0
         self._context = np.nan  # as profiled
+        self._load, self._sampled = Load(0), 0  # what runs now, and how many of the requests are sampled
         self._intent = WHOLE_BLOCK
         self._may_bypass = parts.bypass and np.isfinite(costs.plain_ms(1, np.nan))
 
     def intend(self, view: BatchView) -> Intent:
         self._context = float(view.context_lens.sum()) / view.batch
+        self._sampled = int(np.count_nonzero(view.temperatures))
+        self._load = Load(view.batch, 2 * self._sampled > view.batch)
         self._intent = self._choose(view)
         return self._intent
 
     def _choose(self, view: BatchView) -> Intent:
-        batch = view.batch
-        if view.filling and self._may_bypass and self._arms.current(batch + view.filling) == BYPASS:
-            return NO_DRAFT  # the larger batch makes more of the time that a longer step would keep it waiting
-        if len(self._recent) < _KNOWN and self._measured is None:
+        load, batch = self._load, view.batch
+        if view.filling and self._may_bypass:
+            full = load._replace(batch=batch + view.filling)
+            if self._arms.current(full) == BYPASS:
+                return NO_DRAFT  # the larger batch makes more of the time that a longer step would keep it waiting
+        if self._recent.known(sampled=load.sampled) < _KNOWN and self._measured is None:
             sparing = self._may_bypass and self._any_budget and batch > _PROBE_ROWS
             return self._few(view) if sparing else WHOLE_BLOCK
-        if self._arms.must_compare(batch):
+        if self._arms.must_compare(load):
             self._compare(view)
-        arm = self._arms.next(batch)
+        arm = self._arms.next(load)
         if arm == PROBE:
             return self._few(view) if self._any_budget else WHOLE_BLOCK
         if arm == self._length:
@@ -139,30 +147,37 @@ class Auto:
         return Intent(rows=rows)
 
     def _compare(self, view: BatchView) -> None:
-        rates = {depth: self._draft_rate(view, depth) for depth in self._depths}
-        if self._may_bypass:
-            rates[BYPASS] = view.batch / self._plain_ms(view.batch)
-        self._arms.compare(view.batch, rates)
-
-    def _plain_ms(self, batch: int) -> float:
-        return self._costs.plain_ms(batch, self._context) * self._times.plain_factor(batch)
-
-    def _draft_rate(self, view: BatchView, depth: int) -> float:
-        """Tokens per millisecond that drafting `depth` tokens for all is expected to bring."""
         batch = view.batch
-        bypassing = self._arms.current(batch) == BYPASS
+        bypassing = self._arms.current(self._load) == BYPASS
         resume_ms = self._feed(int(view.pending_rows.sum())) / _STAY if bypassing else 0.0
-        if not len(self._recent):
-            assert self._measured is not None, "one of both is known"
-            tokens, rows = self._measured
-            cost_ms = self._costs.step_ms(batch, np.array([round(rows * batch)], np.int32), depth, self._context)
-            return float(tokens * batch / (cost_ms[0] + resume_ms))
+        if self._measured is None:
+            latest = _LATEST if bypassing else max(_LATEST_DRAFTED, _LATEST_STEPS * batch)
+            batches = self._recent.batches(batch, self._sampled, latest)
+            rates = {depth: self._draft_rate(batches, depth, resume_ms) for depth in self._depths}
+        else:
+            rates = {self._length: self._measured_rate(self._measured, resume_ms)}
+        if self._may_bypass:
+            rates[BYPASS] = batch / self._plain_ms()
+        self._arms.compare(self._load, rates)
+
+    def _plain_ms(self) -> float:
+        return self._costs.plain_ms(self._load.batch, self._context) * self._times.plain_factor(self._load)
+
+    def _draft_rate(self, batches: FloatArray, depth: int, resume_ms: float) -> float:
+        """Tokens per millisecond that drafting `depth` tokens for all is expected to bring."""
+        batch = batches.shape[1]
         sizes = self._sizes(batch, batch, depth)
         cost_ms = self._costs.step_ms(batch, sizes, depth, self._context) + resume_ms
-        latest = _LATEST if bypassing else max(_LATEST_DRAFTED, _LATEST_STEPS * batch)
-        prospect = self._recent.prospect(batch, depth, sizes, cost_ms, self._costs.switch_ms, latest)
-        self._home[batch, depth] = prospect.size
-        return prospect.rate
+        found = prospect(batches, depth, sizes, cost_ms, self._costs.switch_ms)
+        self._home[batch, depth] = found.size
+        return found.rate
+
+    def _measured_rate(self, measured: tuple[float, float], resume_ms: float) -> float:
+        batch = self._load.batch
+        tokens, rows = measured
+        size = np.array([round(rows * batch)], np.int32)
+        cost_ms = self._costs.step_ms(batch, size, self._length, self._context)
+        return float(tokens * batch / (cost_ms[0] + resume_ms))
 
     def _sizes(self, batch: int, drafting: int, depth: int) -> IntArray:
         """The K that may be verified when `drafting` of the batch have drafted `depth` tokens."""
@@ -174,6 +189,10 @@ class Auto:
     def select(self, draft: Draft, view: BatchView) -> Selection:
         drafting, depth = draft.confidence.shape
         batch, rows = view.batch, self._intent.rows
+        home = self._home.get((batch, depth), self._last_rows)
+        self._steps += 1
+        if batch == 1 and self._at_home >= _HABIT and not self._is_lesson():
+            return Selection(np.array([home - 1], np.int32), self._ratio_of(home, batch))
         scored = self._score.log_scores(draft, view, rows) if self.parts.score else prefix_log_scores(draft.confidence)
         ranked = rank(scored)
         sizes = self._sizes(batch, drafting, depth)
@@ -184,13 +203,14 @@ class Auto:
         cost_ms = self._costs.step_ms(batch, sizes, depth, self._context)
         if switch_ms := self._costs.switch_ms:
             # Once for leaving the last step's K, and once for the way back to the one that is best on the average.
-            home = self._home.get((batch, depth), self._last_rows)
             cost_ms += switch_ms * (1.0 * (sizes != self._last_rows) + (sizes != home))
         size = int(sizes[np.argmax(expected / cost_ms)])
-        ratio = None if self._any_budget and self.parts.budget else self._ratio_of(size, batch)
-        return Selection(keep_depths(ranked, size - others, drafting), ratio, scored)
+        self._at_home = self._at_home + 1 if batch == 1 and size == home else 0
+        return Selection(keep_depths(ranked, size - others, drafting), self._ratio_of(size, batch), scored)
 
-    def _ratio_of(self, size: int, batch: int) -> float:
+    def _ratio_of(self, size: int, batch: int) -> float | None:
+        if self._any_budget and self.parts.budget:
+            return None
         ratios = self._table.ratios
         return next((ratio for ratio in ratios if budget(ratio, batch, self._length + 1) >= size), ratios[-1])
 
@@ -202,15 +222,15 @@ class Auto:
         return Offer(ratios, self._costs.step_ms(batch, sizes, self._length, self._context))
 
     def observe(self, outcome: StepOutcome) -> None:
-        batch, drafted = outcome.view.batch, outcome.intent.depth != 0
+        drafted = outcome.intent.depth != 0
         if self.parts.cost and self._may_bypass and outcome.intent.rows is None and not outcome.view.after_prompt:
-            self._times.learn(batch, outcome.step_ms, self._predicted_ms(outcome), drafting=drafted)
-            if self._times.shifted(batch):
-                self._arms.doubt(batch)
+            self._times.learn(self._load, outcome.step_ms, self._predicted_ms(outcome), drafting=drafted)
+            if self._times.shifted(self._load):
+                self._arms.doubt(self._load)
         self._last_rows = outcome.rows
         if drafted:
             self._learn_blocks(outcome)
-        self._arms.passed(batch, outcome.step_ms, self._plain_ms(batch) if drafted else 0.0, drafted=drafted)
+        self._arms.passed(self._load, outcome.step_ms, self._plain_ms() if drafted else 0.0, drafted=drafted)
 
     def _predicted_ms(self, outcome: StepOutcome) -> float:
         # Nothing corrects it: a factor that all K share changes no choice among them, and ArmTimes sees to the arms.
@@ -228,16 +248,21 @@ class Auto:
             before = seen if self._measured is None else np.array(self._measured)
             self._measured = tuple((before + (seen - before) / 16).tolist())
             return
-        self._lessons += 1
-        if self._score.judged > _TAUGHT and self._lessons % _THINNED:
+        drafting = slice(None) if intent.rows is None else intent.rows
+        if outcome.selection.log_scores is not None:
+            self._recent.add(outcome.selection.log_scores, view.temperatures[drafting])
+        if not self._is_lesson():
             return
+        pending = view.pending_rows[drafting]
+        self._taught[self._load.sampled] += len(pending)
         if self.parts.score:
             self._score.learn(outcome)
-        drafting = view.pending_rows if intent.rows is None else view.pending_rows[intent.rows]
         depth = self._length if intent.depth is None else intent.depth
-        self._feed.learn(len(drafting) * (depth + 1), int(drafting.sum()), outcome.draft_ms)
-        if outcome.selection.log_scores is not None:
-            self._recent.add(np.exp(outcome.selection.log_scores))
+        self._feed.learn(len(pending) * (depth + 1), int(pending.sum()), outcome.draft_ms)
+
+    def _is_lesson(self) -> bool:
+        """Whether this step's drafts are learnt from."""
+        return self._taught[self._load.sampled] <= _TAUGHT or self._steps % _THINNED == 0
 
 
 @functools.lru_cache(maxsize=1024)

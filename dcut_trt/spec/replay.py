@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,28 +24,23 @@ class Prospect:
     size: int
 
 
-class RecentBlocks:
-    """The scores of the latest blocks [n, D + 1], oldest first."""
+class _Latest:
+    """The scores of the latest blocks of one kind [n, D + 1], oldest first."""
 
-    def __init__(self, draft_length: int, window: int = WINDOW) -> None:
+    def __init__(self, draft_length: int, window: int) -> None:
         self._window = window
         self._scores: FloatArray = np.empty((0, draft_length + 1), np.float32)
-        self._new: list[FloatArray] = []  # not among _scores yet: most steps add, few ask
-        self._count = 0
+        self._new: list[FloatArray] = []  # logarithms, not among _scores yet: most steps add, few ask
+        self.count = 0
 
-    def __len__(self) -> int:
-        return self._count
+    def add(self, log_scores: FloatArray) -> None:
+        if self.count or log_scores.shape[1] == self._scores.shape[1]:
+            self._new.append(log_scores)
+            self.count = min(self.count + len(log_scores), self._window)
 
-    def add(self, scores: FloatArray) -> None:
-        """Take in blocks [b, depth + 1]; a short one goes on as blocks on the average did from there, and is left out
-        as long as there were none."""
-        if self._count or scores.shape[1] == self._scores.shape[1]:
-            self._new.append(scores)
-            self._count = min(self._count + len(scores), self._window)
-
-    def _all(self) -> FloatArray:
+    def all(self) -> FloatArray:
         for length, group in itertools.groupby(self._new, key=lambda scores: scores.shape[1]):
-            scores = np.concatenate(list(group))
+            scores = np.exp(np.concatenate(list(group)))
             missing = self._scores.shape[1] - length
             if missing:
                 survival = self._scores.mean(axis=0)
@@ -54,20 +50,58 @@ class RecentBlocks:
         self._new.clear()
         return self._scores
 
-    def prospect(
-        self, batch: int, depth: int, sizes: IntArray, cost_ms: Floats, switch_ms: float, latest: int
-    ) -> Prospect:
-        """What steps would bring if the latest blocks, cut at `depth`, were the drafts of as many batches as they fill.
 
-        sizes: [n] K.  cost_ms: [n] what a step of K rows costs.  switch_ms: and more, if the last step's K was another.
+class RecentBlocks:
+    """The scores of the latest blocks, apart for greedy requests and for sampled ones, of whose drafts fewer are
+    accepted: so a batch of either, or of both, is foreseen from blocks like its own."""
+
+    def __init__(self, draft_length: int, window: int = WINDOW) -> None:
+        self._greedy, self._sampled = _Latest(draft_length, window), _Latest(draft_length, window)
+
+    def known(self, *, sampled: bool) -> int:
+        """Blocks of that kind."""
+        return (self._sampled if sampled else self._greedy).count
+
+    def add(self, log_scores: FloatArray, temperatures: FloatArray) -> None:
+        """Take in blocks [b, depth + 1]; a short one goes on as blocks on the average did from there, and is left out
+        as long as there were none.
+
+        log_scores: of accepting each prefix.  temperatures: [b].
         """
-        blocks = self._all()[-latest:, : depth + 1]
-        batches = max(1, len(blocks) // batch)
-        pooled = np.resize(blocks[-batches * batch :], (batches, batch * (depth + 1)))
-        expected = np.cumsum(-np.sort(-pooled, axis=1), axis=1, dtype=np.float64)[:, sizes - 1]  # [batches, n]
-        steady = expected.mean(axis=0) / cost_ms
-        home = int(np.argmax(steady))
-        free_ms = cost_ms + switch_ms
-        chosen = np.argmax(expected / free_ms, axis=1)
-        free = expected[np.arange(batches), chosen].sum() / free_ms[chosen].sum()
-        return Prospect(max(float(free), float(steady[home])), int(sizes[home]))
+        count = np.count_nonzero(temperatures)
+        if count in (0, len(temperatures)):
+            (self._sampled if count else self._greedy).add(log_scores)
+            return
+        self._greedy.add(log_scores[temperatures == 0])
+        self._sampled.add(log_scores[temperatures != 0])
+
+    def batches(self, batch: int, sampled: int, latest: int) -> FloatArray:
+        """The latest blocks as batches of this size, [n, batch, D + 1], as many as they fill.
+
+        sampled: how many of the batch are.  latest: blocks that count, of both kinds.
+        """
+        if not (self._greedy.count and self._sampled.count):
+            sampled = batch if self._sampled.count else 0  # one kind stands for both
+        parts = [
+            (kind.all(), size) for kind, size in ((self._greedy, batch - sampled), (self._sampled, sampled)) if size
+        ]
+        parts = [(scores[-math.ceil(latest * size / batch) :], size) for scores, size in parts]
+        count = max(1, min(len(scores) // size for scores, size in parts))
+        return np.concatenate(
+            [np.resize(scores[-count * size :], (count, size, scores.shape[1])) for scores, size in parts], axis=1
+        )
+
+
+def prospect(batches: FloatArray, depth: int, sizes: IntArray, cost_ms: Floats, switch_ms: float) -> Prospect:
+    """What steps would bring if these batches [n, B, D + 1], cut at `depth`, were the drafts.
+
+    sizes: [m] K.  cost_ms: [m] what a step of K rows costs.  switch_ms: and more, if the last step's K was another.
+    """
+    cut = -batches[:, :, : depth + 1].reshape(len(batches), -1)
+    expected = np.cumsum(-np.sort(cut, axis=1), axis=1, dtype=np.float64)[:, sizes - 1]  # [n, m]
+    steady = expected.mean(axis=0) / cost_ms
+    home = int(np.argmax(steady))
+    free_ms = cost_ms + switch_ms
+    chosen = np.argmax(expected / free_ms, axis=1)
+    free = expected[np.arange(len(expected)), chosen].sum() / free_ms[chosen].sum()
+    return Prospect(max(float(free), float(steady[home])), int(sizes[home]))

@@ -7,15 +7,18 @@ import pytest
 
 from dcut_trt.spec.arm_costs import ArmTimes, FeedCost
 from dcut_trt.spec.arms import BYPASS, ArmChoice, Arms, ProbeSchedule
-from dcut_trt.spec.replay import RecentBlocks
+from dcut_trt.spec.load import Load
+from dcut_trt.spec.replay import RecentBlocks, prospect
 from dcut_trt.spec.selector import prefix_log_scores
 
 
 def test_replayed_blocks_give_the_rate_of_the_best_choices() -> None:
     draws = np.random.default_rng(1)
-    blocks = np.exp(prefix_log_scores(draws.random((12, 3)).astype(np.float32)))
+    log_scores = prefix_log_scores(draws.random((12, 3)).astype(np.float32))
+    blocks = np.exp(log_scores)
     recent = RecentBlocks(3)
-    recent.add(blocks)
+    recent.add(log_scores, np.zeros(12, np.float32))
+    batches = recent.batches(4, 0, latest=12)
     sizes = np.arange(4, 13, dtype=np.int32)
     cost_ms = 5.0 + 0.9 * sizes
     pooled = [np.sort(blocks[first : first + 4, :3].ravel())[::-1].cumsum() for first in (0, 4, 8)]
@@ -25,23 +28,39 @@ def test_replayed_blocks_give_the_rate_of_the_best_choices() -> None:
         return float(gained / sum(cost_ms[size - 4] for size in chosen))
 
     each = [max(sizes.tolist(), key=lambda size: expected[size - 1] / cost_ms[size - 4]) for expected in pooled]
-    found = recent.prospect(4, 2, sizes, cost_ms, 0.0, latest=12)
+    found = prospect(batches, 2, sizes, cost_ms, 0.0)
     assert found.rate == pytest.approx(rate(each))
 
     steady = [rate([size] * 3) for size in sizes.tolist()]
     assert found.size == 4 + int(np.argmax(steady))
-    switching = recent.prospect(4, 2, sizes, cost_ms, 100.0, latest=12)
+    switching = prospect(batches, 2, sizes, cost_ms, 100.0)
     assert (switching.rate, switching.size) == (pytest.approx(max(steady)), found.size)
 
 
 def test_a_short_block_goes_on_as_blocks_did() -> None:
     recent = RecentBlocks(3, window=2)
-    recent.add(np.array([[1, 0.5]], np.float32))
-    assert len(recent) == 0
-    recent.add(np.array([[1, 0.8, 0.4, 0.2]], np.float32))
-    recent.add(np.array([[1, 0.4]], np.float32))
-    found = recent.prospect(1, 3, np.array([4], np.int32), np.array([1.0]), 0.0, latest=1)
+    greedy = np.zeros(1, np.float32)
+    recent.add(np.log(np.array([[1, 0.5]], np.float32)), greedy)
+    assert recent.known(sampled=False) == 0
+    recent.add(np.log(np.array([[1, 0.8, 0.4, 0.2]], np.float32)), greedy)
+    recent.add(np.log(np.array([[1, 0.4]], np.float32)), greedy)
+    found = prospect(recent.batches(1, 0, latest=1), 3, np.array([4], np.int32), np.array([1.0]), 0.0)
     assert found.rate == pytest.approx(1 + 0.4 + 0.2 + 0.1)
+
+
+def test_a_batch_is_foreseen_from_blocks_of_its_own_kinds() -> None:
+    recent, size, ms = RecentBlocks(1), np.array([8], np.int32), np.array([1.0])
+
+    def expected(sampled: int) -> float:
+        return prospect(recent.batches(4, sampled, latest=16), 1, size, ms, 0.0).rate / 4 - 1
+
+    recent.add(np.log(np.full((6, 2), [1, 0.8], np.float32)), np.zeros(6, np.float32))
+    assert expected(4) == pytest.approx(0.8)  # nobody knows sampled ones yet
+    recent.add(np.log(np.full((6, 2), [[1, 0.2]], np.float32)), np.ones(6, np.float32))
+    mixed = np.array([0, 1, 0], np.float32)
+    recent.add(np.log(np.array([[1, 0.8], [1, 0.2], [1, 0.8]], np.float32)), mixed)
+    assert (recent.known(sampled=False), recent.known(sampled=True)) == (8, 7)
+    assert [expected(sampled) for sampled in range(5)] == pytest.approx([0.8, 0.65, 0.5, 0.35, 0.2])
 
 
 def test_a_small_lead_must_last_and_a_clear_one_need_not() -> None:
@@ -62,9 +81,9 @@ def test_probes_stop_when_they_have_cost_their_share() -> None:
     schedule = ProbeSchedule()
     schedule.probed(1000.0)
     schedule.passed(90_000.0)
-    assert not any(schedule.due(8) for _ in range(600))
+    assert not any(schedule.due(Load(8)) for _ in range(600))
     schedule.passed(6_000.0)
-    assert schedule.due(8)
+    assert schedule.due(Load(8))
 
 
 def test_a_load_that_returns_is_not_probed_as_if_it_were_new() -> None:
@@ -72,7 +91,7 @@ def test_a_load_that_returns_is_not_probed_as_if_it_were_new() -> None:
     schedule.passed(1e9)
     waited = []
     for batch in (8, 8, 2, 8):
-        waited.append(next(steps for steps in range(1, 1000) if schedule.due(batch)))
+        waited.append(next(steps for steps in range(1, 1000) if schedule.due(Load(batch))))
         schedule.probed(1.0)
         schedule.answered(draft=False)
     assert waited == [64, 128, 64, 256]
@@ -80,43 +99,43 @@ def test_a_load_that_returns_is_not_probed_as_if_it_were_new() -> None:
 
 def test_arms_are_told_apart_from_the_machine() -> None:
     times, draws = ArmTimes(), np.random.default_rng(0)
-    assert times.plain_factor(8) == 1
+    assert times.plain_factor(Load(8)) == 1
     for step in range(1200):
         slower = 1 + step / 600  # the machine gets three times as slow
         drafting = step % 64 >= 4
         took = slower * (20.0 if drafting else 9.0) * float(np.exp(0.05 * draws.normal()))
-        times.learn(8, took, 20.0 if drafting else 10.0, drafting=drafting)
-    assert times.plain_factor(15) == pytest.approx(0.9, rel=0.03)
-    assert times.plain_factor(16) == 1
-    before = times.plain_factor(8)
+        times.learn(Load(8), took, 20.0 if drafting else 10.0, drafting=drafting)
+    assert times.plain_factor(Load(15)) == pytest.approx(0.9, rel=0.03)
+    assert times.plain_factor(Load(16)) == times.plain_factor(Load(8, sampled=True)) == 1
+    before = times.plain_factor(Load(8))
     for drafting in (False, False, True):
-        times.learn(8, 1e5, 10.0, drafting=drafting)
-    assert times.plain_factor(8) < 1.03 * before
+        times.learn(Load(8), 1e5, 10.0, drafting=drafting)
+    assert times.plain_factor(Load(8)) < 1.03 * before
 
 
 def test_another_load_is_noticed_once_by_the_arm_in_use() -> None:
     times = ArmTimes()
     for _ in range(50):
-        times.learn(4, 20.0, 20.0, drafting=True)
-    assert not times.shifted(4)
+        times.learn(Load(4), 20.0, 20.0, drafting=True)
+    assert not times.shifted(Load(4))
     for _ in range(50):
-        times.learn(4, 23.0, 20.0, drafting=True)
-    assert times.shifted(4)
-    assert not times.shifted(4)
-    assert not times.shifted(64)
+        times.learn(Load(4), 23.0, 20.0, drafting=True)
+    assert times.shifted(Load(4))
+    assert not times.shifted(Load(4))
+    assert not times.shifted(Load(64))
 
 
 def test_plain_decoding_is_tried_soon_after_a_doubt() -> None:
     arms, tried = Arms(7), []
     for step in range(400):
         if step == 200:
-            arms.doubt(4)
-        if arms.must_compare(4):
-            arms.compare(4, {7: 1.0, BYPASS: 0.95})
-        arm = arms.next(4)
+            arms.doubt(Load(4))
+        if arms.must_compare(Load(4)):
+            arms.compare(Load(4), {7: 1.0, BYPASS: 0.95})
+        arm = arms.next(Load(4))
         if arm == BYPASS and (not tried or step > tried[-1] + 6):
             tried.append(step)
-        arms.passed(4, 20.0, 18.0, drafted=arm != BYPASS)
+        arms.passed(Load(4), 20.0, 18.0, drafted=arm != BYPASS)
     between = [step for step in tried if 150 < step < 300]
     assert between
     assert between[0] <= 210

@@ -19,6 +19,7 @@ from dcut_trt.errors import UnsupportedOption
 from dcut_trt.spec.auto import PART_NAMES, Auto, AutoParts, make_auto
 from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.cost_table import CostTable
+from dcut_trt.spec.load import Load
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.policies import check_policy_name, make_policy
 from dcut_trt.spec.rules import DCut, Plain
@@ -188,7 +189,7 @@ def test_noise_does_not_make_it_flap() -> None:
         chosen = []
         for _ in range(1500):
             world.step(8)
-            chosen.append(policy._arms.current(8))
+            chosen.append(policy._arms.current(Load(8)))
         assert sum(before != after for before, after in itertools.pairwise(chosen)) <= 6
 
 

@@ -27,7 +27,7 @@ LAYERS = [
         "plans tokenizer sequence admission kv.paged kv.slots spec.packing spec.accept spec.cost_table",
         "kv.sharing",
         "sampling scheduler spec.selector backends.openvino backends.tensorrt",
-        "logprobs spec.policy events",
+        "logprobs spec.policy spec.load events",
         "spec.rules spec.baselines spec.score spec.cost_model spec.replay spec.arms spec.arm_costs",
         "spec.auto",
         "spec.policies",
