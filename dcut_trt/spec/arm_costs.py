@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcut_trt.spec.load import Load
+from dcut_trt.stage_types import BatchView
 
 _LASTING = 6  # steps of an arm after which it is the one in use; the other one's steps tell how they differ
 _FOLLOW, _DIFFER = 0.1, 0.1  # how much a step counts for the one and for the other, after the first ones
@@ -83,19 +84,40 @@ class ArmTimes:
 _FORGETTING = 0.98
 _REMEMBERED = 256  # steps; those before weigh less than a hundredth of the latest
 _TERMS = 3  # a constant, per drafted row, per pending row
+_MEMORY_TOKENS = 4_000  # emitted tokens after which a prompt counts 1 / e
 
 
 class FeedCost:
-    """Milliseconds of the drafter per feature row that it has yet to take up, fitted to the steps that drafted."""
+    """Milliseconds of the drafter for feature rows that it has yet to take up.
+
+    What a row costs is fitted to the steps that drafted. The rows of prompts are part of what drafting costs, and in no
+    step's own prediction: a step without drafts leaves them to wait, and the request may end before anybody drafts.
+    """
 
     def __init__(self) -> None:
         self._moments = np.eye(_TERMS) * 1e-3
         self._sums: NDArray[np.float64] = np.zeros(_TERMS)
         self._slope = 0.0
         self._new: deque[tuple[float, int, int, float]] = deque(maxlen=_REMEMBERED)  # steps not fitted to yet
+        self._live: tuple[str, ...] = ()
+        self._prompt_rows = self._tokens = 0.0  # of late
 
     def learn(self, drafted_rows: int, pending_rows: int, draft_ms: float) -> None:
         self._new.append((1.0, drafted_rows, pending_rows, draft_ms))
+
+    def meet(self, view: BatchView, tokens: int) -> None:
+        """A step of these requests emitted so many tokens."""
+        if view.request_ids != self._live:
+            before, self._live = set(self._live), view.request_ids
+            new = [row for row, name in enumerate(view.request_ids) if name not in before]
+            self._prompt_rows += float(view.pending_rows[new].sum())
+        kept = 1 - tokens / _MEMORY_TOKENS
+        self._prompt_rows *= kept
+        self._tokens = self._tokens * kept + tokens
+
+    def prompts_ms(self) -> float:
+        """Of the prompts, per emitted token."""
+        return self(1) * self._prompt_rows / max(self._tokens, 1.0)
 
     def __call__(self, pending_rows: int) -> float:
         if self._new:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _KNOWN = 32  # recent blocks before the arms are compared
 _PROBE_ROWS = 4  # requests that draft in a probe
-_TAUGHT = 1_500  # blocks of greedy requests, or of sampled ones, after which few steps teach much
+_TAUGHT = 256  # steps of greedy requests, or of sampled ones, after which few teach much
 _THINNED = 4  # then one step in so many is learnt from: at one live request all of them would cost 0.6 % of the time
 _HABIT = 16  # steps in a row with the K that is best on the average, after which a single request's is not looked for
 _LATEST = 32  # blocks that count while only probes bring new ones
@@ -108,7 +108,7 @@ class Auto:
         self._arms, self._times, self._feed = Arms(self._length), ArmTimes(), FeedCost()
         self._home: dict[tuple[int, int], int] = {}  # batch, depth -> the K to come back to
         self._measured: tuple[float, float] | None = None  # tokens and rows per request, where a device selects
-        self._taught = {False: 0, True: 0}  # blocks that were learnt from, by whether most of the batch is sampled
+        self._taught = {False: 0, True: 0}  # lessons, by whether most of the batch was sampled
         self._last_rows = self._steps = self._at_home = 0
         self._context = np.nan  # as profiled
         self._load, self._sampled = Load(0), 0  # what runs now, and how many of the requests are sampled
@@ -170,7 +170,7 @@ class Auto:
         cost_ms = self._costs.step_ms(batch, sizes, depth, self._context) + resume_ms
         found = prospect(batches, depth, sizes, cost_ms, self._costs.switch_ms)
         self._home[batch, depth] = found.size
-        return found.rate
+        return 1 / (1 / found.rate + self._feed.prompts_ms())
 
     def _measured_rate(self, measured: tuple[float, float], resume_ms: float) -> float:
         batch = self._load.batch
@@ -228,6 +228,7 @@ class Auto:
             if self._times.shifted(self._load):
                 self._arms.doubt(self._load)
         self._last_rows = outcome.rows
+        self._feed.meet(outcome.view, outcome.view.batch + int(outcome.accepted.sum()))
         if drafted:
             self._learn_blocks(outcome)
         self._arms.passed(self._load, outcome.step_ms, self._plain_ms() if drafted else 0.0, drafted=drafted)
@@ -251,14 +252,13 @@ class Auto:
         drafting = slice(None) if intent.rows is None else intent.rows
         if outcome.selection.log_scores is not None:
             self._recent.add(outcome.selection.log_scores, view.temperatures[drafting])
-        if not self._is_lesson():
-            return
         pending = view.pending_rows[drafting]
-        self._taught[self._load.sampled] += len(pending)
-        if self.parts.score:
-            self._score.learn(outcome)
         depth = self._length if intent.depth is None else intent.depth
         self._feed.learn(len(pending) * (depth + 1), int(pending.sum()), outcome.draft_ms)
+        if self._is_lesson():
+            self._taught[self._load.sampled] += 1
+            if self.parts.score:
+                self._score.learn(outcome)
 
     def _is_lesson(self) -> bool:
         """Whether this step's drafts are learnt from."""
