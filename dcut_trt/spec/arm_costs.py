@@ -14,7 +14,7 @@ from dcut_trt.stage_types import BatchView
 
 _LASTING = 6  # steps of an arm after which it is the one in use; the other one's steps tell how they differ
 _FOLLOW, _DIFFER = 0.1, 0.1  # how much a step counts for the one and for the other, after the first ones
-_SHIFT = 0.08  # of the level since the arms were last compared, that speaks for another load
+_SHIFT = 0.1  # of the level since the arms were last compared, that speaks for another load
 _ODD = 0.25  # of the logarithm of measured over predicted; more than that counts as this
 
 

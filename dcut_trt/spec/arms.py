@@ -12,14 +12,15 @@ BYPASS = 0  # the arm that drafts nothing; every other arm is a draft depth
 PROBE = -1  # a step in which a few draft, to see whether all should
 
 _COMPARE_EVERY = 16  # steps between two comparisons of the arms at one batch size
+_BYPASSED_EVERY = 64  # as long as nobody drafts, and so nothing new is known of drafts
 _MARGIN = 0.02  # predicted gain below which no arm is left
-_DOUBT = 0.05  # the same for not drafting: what drafting brings is expected, what plain decoding brings is sure
+_DOUBT = 0.03  # the same for not drafting: what drafting brings is expected, what plain decoding brings is sure
 _CLEAR = 0.15  # predicted gain at which it is left at once
 _PATIENCE = 3  # comparisons that a smaller gain must stand, after as many in which none was needed
 _CLOSE, _CLOSE_AT_FIRST = 0.15, 0.4  # predicted loss up to which plain decoding is tried against drafting
 _CLOSE_TO_PLAIN = 0.05  # and the other way round, where a trial has the drafter take up all features that wait
 _TRIAL = 6  # steps of a trial
-_SOON, _LATE = 32, 256  # steps of drafting between two trials without: doubled each time
+_SOON, _LATE = 64, 256  # steps of drafting between two trials without: doubled each time
 _WHOLE_EVERY = 64  # steps of short blocks after which one is drafted whole, to see what lies deeper
 
 
@@ -105,7 +106,8 @@ class Arms:
     def must_compare(self, load: Load) -> bool:
         """To be asked once per step."""
         self._steps += 1
-        return self._news or self._steps - self._compared.get(load, -_COMPARE_EVERY) >= _COMPARE_EVERY
+        every = _BYPASSED_EVERY if self.current(load) == BYPASS else _COMPARE_EVERY
+        return self._news or self._steps - self._compared.get(load, -every) >= every
 
     def compare(self, load: Load, rates: Mapping[int, float]) -> None:
         """rates: predicted tokens per millisecond of each arm under this load, one of BYPASS if it may be."""
@@ -145,7 +147,7 @@ class Arms:
 
     def doubt(self, load: Load) -> None:
         """What was known of the arms' costs is old: try plain decoding soon."""
-        self._trial_every[load.kind] = 0
+        self._trial_every[load.kind] = _SOON
 
     def passed(self, load: Load, step_ms: float, plain_ms: float, *, drafted: bool) -> None:
         """A step took so long; plain_ms is what one without drafting takes."""

@@ -17,7 +17,6 @@ from dcut_trt.tokenizer import Tokenizer
 from dcut_trt.types import Request, SamplingParams, StepEvent
 
 WARM_UP = -1  # the round before the first
-WARM_UP_TOKENS = 16
 LOADED_FROM = 2  # times the concurrency in requests
 
 Progress = Callable[[int, int, str], None]
@@ -109,7 +108,8 @@ def measure(
             part = [_at_temperature(request, turn.temperature) for request in part]
             engine.policy = watcher = watchers[turn.policy]
             if turn.round == WARM_UP:
-                _warm_up(engine, part[: turn.concurrency])
+                # The runtime meets the shapes of this policy and batch size, and a policy that learns this traffic.
+                serve(engine, part[: turn.concurrency], turn.concurrency, turn.policy)
                 watcher.take()
             else:
                 ended = serve(engine, part, turn.concurrency, turn.policy, turn.round)
@@ -192,12 +192,6 @@ def serve(engine: Engine, requests: Sequence[Request], concurrency: int, policy:
             loaded = sum(len(stream.tokens) for stream in streams.values()), now - begun
     wall_s = clock() - begun
     return Pass(policy, concurrency, round_number, wall_s, tuple(records), tuple(streams.values()), loaded=loaded)
-
-
-def _warm_up(engine: Engine, requests: Sequence[Request]) -> None:
-    """Let the runtime meet the shapes of the policy and batch size before they count."""
-    short = [replace(request, max_tokens=min(request.max_tokens, WARM_UP_TOKENS)) for request in requests]
-    serve(engine, short, len(requests), engine.policy.name)
 
 
 def _at_temperature(request: Request, temperature: float) -> Request:
