@@ -43,7 +43,7 @@ class ArmChoice:
 
 _SHORTEST, _LONGEST = 64, 512  # steps between two probes
 _AGAIN = 4  # steps until the next probe when one spoke for drafting
-_SHARE = 0.01  # of all time that probes may cost
+_SHARE = 0.005  # of all time that probes may cost
 _FIRST_MS = 50.0  # that they may cost before that share is worth anything
 
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _KNOWN = 32  # recent blocks before the arms are compared
 _PROBE_ROWS = 4  # requests that draft in a probe
 _TAUGHT = 256  # steps of greedy requests, or of sampled ones, after which few teach much
-_THINNED = 4  # then one step in so many is learnt from: at one live request all of them would cost 0.6 % of the time
+_THINNED = 4  # then one step in so many is learnt from, as when nobody drafts: all would cost 0.5 % of the time
 _HABIT = 16  # steps in a row with the K that is best on the average, after which a single request's is not looked for
 _LATEST = 32  # blocks that count while only probes bring new ones
 _LATEST_DRAFTED, _LATEST_STEPS = 96, 8  # blocks that count else, or steps that do: older ones saw another load
@@ -116,6 +116,7 @@ class Auto:
         self._may_bypass = parts.bypass and np.isfinite(costs.plain_ms(1, np.nan))
 
     def intend(self, view: BatchView) -> Intent:
+        self._steps += 1
         self._context = float(view.context_lens.sum()) / view.batch
         self._sampled = int(np.count_nonzero(view.temperatures))
         self._load = Load(view.batch, 2 * self._sampled > view.batch)
@@ -190,7 +191,6 @@ class Auto:
         drafting, depth = draft.confidence.shape
         batch, rows = view.batch, self._intent.rows
         home = self._home.get((batch, depth), self._last_rows)
-        self._steps += 1
         if batch == 1 and self._at_home >= _HABIT and not self._is_lesson():
             return Selection(np.array([home - 1], np.int32), self._ratio_of(home, batch))
         scored = self._score.log_scores(draft, view, rows) if self.parts.score else prefix_log_scores(draft.confidence)
@@ -223,7 +223,7 @@ class Auto:
 
     def observe(self, outcome: StepOutcome) -> None:
         drafted = outcome.intent.depth != 0
-        if self.parts.cost and self._may_bypass and outcome.intent.rows is None and not outcome.view.after_prompt:
+        if self._tells_times(outcome, drafted=drafted):
             self._times.learn(self._load, outcome.step_ms, self._predicted_ms(outcome), drafting=drafted)
             if self._times.shifted(self._load):
                 self._arms.doubt(self._load)
@@ -232,6 +232,12 @@ class Auto:
         if drafted:
             self._learn_blocks(outcome)
         self._arms.passed(self._load, outcome.step_ms, self._plain_ms() if drafted else 0.0, drafted=drafted)
+
+    def _tells_times(self, outcome: StepOutcome, *, drafted: bool) -> bool:
+        """Whether the arms' costs are learnt from this step: it is no probe, and its prompts did not disturb it."""
+        if not self.parts.cost or not self._may_bypass or outcome.intent.rows is not None or outcome.view.after_prompt:
+            return False
+        return drafted or self._arms.current(self._load) != BYPASS or self._steps % _THINNED == 0
 
     def _predicted_ms(self, outcome: StepOutcome) -> float:
         # Nothing corrects it: a factor that all K share changes no choice among them, and ArmTimes sees to the arms.

@@ -80,9 +80,9 @@ def test_a_small_lead_must_last_and_a_clear_one_need_not() -> None:
 def test_probes_stop_when_they_have_cost_their_share() -> None:
     schedule = ProbeSchedule()
     schedule.probed(1000.0)
-    schedule.passed(90_000.0)
+    schedule.passed(180_000.0)
     assert not any(schedule.due(Load(8)) for _ in range(600))
-    schedule.passed(6_000.0)
+    schedule.passed(12_000.0)
     assert schedule.due(Load(8))
 
 
