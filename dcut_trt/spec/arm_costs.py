@@ -14,7 +14,7 @@ from dcut_trt.stage_types import BatchView
 
 _LASTING = 6  # steps of an arm after which it is the one in use; the other one's steps tell how they differ
 _FOLLOW, _DIFFER = 0.1, 0.1  # how much a step counts for the one and for the other, after the first ones
-_SHIFT = 0.1  # of the level since the arms were last compared, that speaks for another load
+_SHIFT = 0.1  # of the level since the arms were last compared, after which their difference may be another
 _ODD = 0.25  # of the logarithm of measured over predicted; more than that counts as this
 
 
@@ -67,8 +67,8 @@ class ArmTimes:
             record.levels += 1
 
     def shifted(self, load: Load) -> bool:
-        """Whether the arm in use takes another time than when the two were last measured against each other, as when
-        requests are sampled: its steps answer for more rows, so what is known of the difference is old."""
+        """Whether the arm in use takes another time than when the two were last measured against each other: what slows
+        the machine down seldom slows both alike, so what is known of the difference is old."""
         record = self._records.get(load.kind)
         if record is None or abs(record.level - record.tried_at) < _SHIFT:
             return False
@@ -111,7 +111,7 @@ class FeedCost:
             before, self._live = set(self._live), view.request_ids
             new = [row for row, name in enumerate(view.request_ids) if name not in before]
             self._prompt_rows += float(view.pending_rows[new].sum())
-        kept = 1 - tokens / _MEMORY_TOKENS
+        kept = math.exp(-tokens / _MEMORY_TOKENS)
         self._prompt_rows *= kept
         self._tokens = self._tokens * kept + tokens
 

@@ -44,7 +44,7 @@ class ArmChoice:
 _SHORTEST, _LONGEST = 64, 512  # steps between two probes
 _AGAIN = 4  # steps until the next probe when one spoke for drafting
 _SHARE = 0.005  # of all time that probes may cost
-_FIRST_MS = 50.0  # that they may cost before that share is worth anything
+_SAVED_MS = 50.0  # of that share at most, to be spent at once: hours without a probe must not pay for a minute of them
 
 
 class ProbeSchedule:
@@ -58,19 +58,18 @@ class ProbeSchedule:
         self._intervals = defaultdict[tuple[int, bool], int](lambda: _SHORTEST)
         self._kind = Load(0).kind
         self._since = 0
-        self._spent_ms = self._total_ms = 0.0
+        self._credit_ms = _SAVED_MS
 
     def due(self, load: Load) -> bool:
         """To be asked once per step without drafting."""
         self._kind = load.kind
         self._since += 1
-        affordable = self._spent_ms <= _FIRST_MS + _SHARE * self._total_ms
-        return self._since >= self._intervals[self._kind] and affordable
+        return self._since >= self._intervals[self._kind] and self._credit_ms >= 0
 
     def probed(self, extra_ms: float) -> None:
         """extra_ms: what the probe cost more than a step without."""
         self._since = 0
-        self._spent_ms += max(0.0, extra_ms)
+        self._credit_ms -= max(0.0, extra_ms)
 
     def answered(self, *, draft: bool) -> None:
         """draft: whether, after the latest probe, drafting looks better than not."""
@@ -78,7 +77,7 @@ class ProbeSchedule:
         self._intervals[self._kind] = _AGAIN if draft else longer
 
     def passed(self, step_ms: float) -> None:
-        self._total_ms += step_ms
+        self._credit_ms = min(_SAVED_MS, self._credit_ms + _SHARE * step_ms)
 
 
 class Arms:

@@ -237,7 +237,9 @@ class Auto:
         """Whether the arms' costs are learnt from this step: it is no probe, and its prompts did not disturb it."""
         if not self.parts.cost or not self._may_bypass or outcome.intent.rows is not None or outcome.view.after_prompt:
             return False
-        return drafted or self._arms.current(self._load) != BYPASS or self._steps % _THINNED == 0
+        if drafted or self._arms.current(self._load) != BYPASS:
+            return True
+        return self._steps % _THINNED == 0 and outcome.rows == self._last_rows
 
     def _predicted_ms(self, outcome: StepOutcome) -> float:
         # Nothing corrects it: a factor that all K share changes no choice among them, and ArmTimes sees to the arms.

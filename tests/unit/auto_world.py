@@ -71,6 +71,7 @@ class World:
     costs: Costs
     accept: Callable[[FloatArray], FloatArray]
     seed: int = 0
+    temperature: float = 0.0
     intents: list[Intent] = field(default_factory=list)
     outcomes: list[StepOutcome] = field(default_factory=list)
 
@@ -92,7 +93,7 @@ class World:
             tuple(f"r{row}" for row in range(batch)),
             np.full(batch, 100, np.int32),
             self._pending[:batch].copy(),
-            np.zeros(batch, np.float32),
+            np.full(batch, self.temperature, np.float32),
         )
         intent = self.policy.intend(view)
         drafting = np.arange(batch if intent.depth != 0 else 0) if intent.rows is None else intent.rows

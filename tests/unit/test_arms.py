@@ -10,6 +10,7 @@ from dcut_trt.spec.arms import BYPASS, ArmChoice, Arms, ProbeSchedule
 from dcut_trt.spec.load import Load
 from dcut_trt.spec.replay import RecentBlocks, prospect
 from dcut_trt.spec.selector import prefix_log_scores
+from dcut_trt.stage_types import BatchView
 
 
 def test_replayed_blocks_give_the_rate_of_the_best_choices() -> None:
@@ -79,6 +80,7 @@ def test_a_small_lead_must_last_and_a_clear_one_need_not() -> None:
 
 def test_probes_stop_when_they_have_cost_their_share() -> None:
     schedule = ProbeSchedule()
+    schedule.passed(1e9)  # an hour without probes pays for none later
     schedule.probed(1000.0)
     schedule.passed(180_000.0)
     assert not any(schedule.due(Load(8)) for _ in range(600))
@@ -148,3 +150,13 @@ def test_the_price_of_waiting_features_is_found() -> None:
         rows, pending = int(draws.integers(2, 256)), int(draws.integers(0, 3000))
         feed.learn(rows, pending, 1.5 + 0.05 * rows + 0.02 * pending + draws.normal() * 0.1)
     assert feed(1000) == pytest.approx(20.0, rel=0.05)
+
+
+def test_prompts_are_part_of_what_drafting_costs() -> None:
+    draws, feed = np.random.default_rng(0), FeedCost()
+    for step in range(300):
+        names = tuple(f"r{step // 25}-{row}" for row in range(4))  # all four leave after 25 steps
+        pending = np.full(4, 100 if step % 25 == 0 else 2, np.int32)
+        feed.learn(32, int(pending.sum()), 1.5 + 0.02 * int(pending.sum()) + draws.normal() * 0.05)
+        feed.meet(BatchView(names, pending, pending, np.zeros(4, np.float32)), tokens=8)
+    assert feed.prompts_ms() == pytest.approx(0.02 * 400 / (25 * 8), rel=0.15)

@@ -121,6 +121,18 @@ def test_the_number_of_rows_changes_seldom_where_a_change_costs() -> None:
     assert at_home > 0.6
 
 
+def test_a_single_request_keeps_its_number_of_rows_without_looking_each_time() -> None:
+    policy = auto(dataclasses.replace(MIDDLING.table(), switch_ms=6.0), depth=False, bypass=False)
+    world = World(policy, MIDDLING, often)
+    world.run(400, 1)
+    late = world.outcomes[-100:]
+    unseen = [outcome for outcome in late if outcome.selection.log_scores is None]
+    assert 60 <= len(unseen) <= 75  # one step in four teaches
+    assert {outcome.rows for outcome in unseen} == {policy._home[1, D]}
+    world.run(30, 2)
+    assert all(outcome.selection.log_scores is not None for outcome in world.outcomes[-30:])
+
+
 # Sanity: tables that leave no choice, and none.
 
 
@@ -213,6 +225,21 @@ def test_it_follows_the_traffic_within_a_few_steps() -> None:
     assert share(world, 0, 14) <= 6 / 14  # a trial without drafting may be among them
     world.run(20, 32)
     assert share(world, 0, 16) > 0.9
+
+
+def test_greedy_and_sampled_traffic_are_known_apart() -> None:
+    world = World(auto(MIDDLING.table()), MIDDLING, often)
+
+    def serve(temperature: float, steps: int) -> None:
+        world.temperature, world.accept = temperature, (seldom if temperature else often)
+        world.run(steps, 8)
+
+    for temperature in (0.0, 1.0):
+        serve(temperature, 400)
+    serve(0.0, 20)
+    assert share(world, 0, 20) <= 6 / 20  # a trial without drafting may be among them
+    serve(1.0, 20)
+    assert share(world, 0, 20) > 0.6
 
 
 def test_it_comes_back_when_drafts_get_better_while_it_drafts_for_nobody() -> None:
