@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dcut_trt.spec.load import Load
+from dcut_trt.spec.load import Kind, Load
 from dcut_trt.stage_types import BatchView
 
 _LASTING = 6  # steps of an arm after which it is the one in use; the other one's steps tell how they differ
@@ -42,7 +42,7 @@ class ArmTimes:
     """
 
     def __init__(self) -> None:
-        self._records: dict[tuple[int, bool], _Record] = {}  # by kind of load
+        self._records: dict[Kind, _Record] = {}  # by kind of load
         self._last = (Load(0), False)  # and whether it drafted
         self._run = 0  # steps of this kind so far
 

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from dcut_trt.spec.load import Load
+from dcut_trt.spec.load import Kind, Load
 
 BYPASS = 0  # the arm that drafts nothing; every other arm is a draft depth
 PROBE = -1  # a step in which a few draft, to see whether all should
@@ -55,7 +55,7 @@ class ProbeSchedule:
 
     def __init__(self) -> None:
         # By kind of load: one that returns has not become news.
-        self._intervals = defaultdict[tuple[int, bool], int](lambda: _SHORTEST)
+        self._intervals = defaultdict[Kind, int](lambda: _SHORTEST)
         self._kind = Load(0).kind
         self._since = 0
         self._credit_ms = _SAVED_MS
@@ -90,9 +90,9 @@ class Arms:
     def __init__(self, draft_length: int) -> None:
         self._length = draft_length
         # By kind of load, so that traffic that returns finds its arm.
-        self._choices = defaultdict[tuple[int, bool], ArmChoice](ArmChoice)
-        self._rivals: dict[tuple[int, bool], int] = {}  # the best other arm, of drafting and not, where it is close
-        self._trial_every: dict[tuple[int, bool], int] = {}  # of those that have been tried without drafting
+        self._choices = defaultdict[Kind, ArmChoice](ArmChoice)
+        self._rivals: dict[Kind, int] = {}  # the best other arm, of drafting and not, where it is close
+        self._trial_every: dict[Kind, int] = {}  # of those that have been tried without drafting
         self._compared: dict[Load, int] = {}  # the step at which its arms were compared
         self._probes = ProbeSchedule()
         self._asked = self._news = False  # a probe, and a probe or a trial that has not been weighed yet

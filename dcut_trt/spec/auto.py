@@ -100,6 +100,7 @@ class Auto:
         self._table = costs.table
         self._length = traits.draft_length
         self._any_budget = traits.any_budget
+        self._ratios = None if traits.any_budget and parts.budget else costs.table.ratios  # None: K may be any number
         self._depths: tuple[int, ...] = (self._length,)
         if parts.depth and traits.short_blocks:
             self._depths = block_depths(self._length)
@@ -157,6 +158,8 @@ class Auto:
             rates = {depth: self._draft_rate(batches, depth, resume_ms) for depth in self._depths}
         else:
             rates = {self._length: self._measured_rate(self._measured, resume_ms)}
+        prompts_ms = self._feed.prompts_ms()
+        rates = {depth: 1 / (1 / rate + prompts_ms) for depth, rate in rates.items()}
         if self._may_bypass:
             rates[BYPASS] = batch / self._plain_ms()
         self._arms.compare(self._load, rates)
@@ -165,13 +168,13 @@ class Auto:
         return self._costs.plain_ms(self._load.batch, self._context) * self._times.plain_factor(self._load)
 
     def _draft_rate(self, batches: FloatArray, depth: int, resume_ms: float) -> float:
-        """Tokens per millisecond that drafting `depth` tokens for all is expected to bring."""
+        """Tokens per millisecond that drafting `depth` tokens for all is expected to bring, prompts left out."""
         batch = batches.shape[1]
         sizes = self._sizes(batch, batch, depth)
         cost_ms = self._costs.step_ms(batch, sizes, depth, self._context) + resume_ms
         found = prospect(batches, depth, sizes, cost_ms, self._costs.switch_ms)
         self._home[batch, depth] = found.size
-        return 1 / (1 / found.rate + self._feed.prompts_ms())
+        return found.rate
 
     def _measured_rate(self, measured: tuple[float, float], resume_ms: float) -> float:
         batch = self._load.batch
@@ -184,8 +187,7 @@ class Auto:
         """The K that may be verified when `drafting` of the batch have drafted `depth` tokens."""
         if self._table.flat:
             return np.array([batch + drafting * depth], np.int32)
-        finest = self._any_budget and self.parts.budget
-        return _sizes(batch, drafting, depth, None if finest else self._table.ratios)
+        return _sizes(batch, drafting, depth, self._ratios)
 
     def select(self, draft: Draft, view: BatchView) -> Selection:
         drafting, depth = draft.confidence.shape
@@ -209,9 +211,9 @@ class Auto:
         return Selection(keep_depths(ranked, size - others, drafting), self._ratio_of(size, batch), scored)
 
     def _ratio_of(self, size: int, batch: int) -> float | None:
-        if self._any_budget and self.parts.budget:
+        ratios = self._ratios
+        if ratios is None:
             return None
-        ratios = self._table.ratios
         return next((ratio for ratio in ratios if budget(ratio, batch, self._length + 1) >= size), ratios[-1])
 
     def offer(self, batch: int) -> Offer:

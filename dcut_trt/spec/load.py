@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+Kind = tuple[int, bool]  # bit length of the batch, and whether most of it is sampled
+
 
 class Load(NamedTuple):
     """batch: live requests.  sampled: whether most of them are sampled, so that fewer of their drafts are accepted."""
@@ -12,6 +14,6 @@ class Load(NamedTuple):
     sampled: bool = False
 
     @property
-    def kind(self) -> tuple[int, bool]:
+    def kind(self) -> Kind:
         """What is learnt of one load holds for its kind: sizes from one power of two to the next."""
         return self.batch.bit_length(), self.sampled

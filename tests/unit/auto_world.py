@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dcut_trt.spec.auto import Auto, AutoParts
+from dcut_trt.spec.cost_model import CostModel
 from dcut_trt.spec.cost_table import CostTable
 from dcut_trt.spec.packing import budget
 from dcut_trt.spec.policy import Policy
 from dcut_trt.spec.selector import prefix_log_scores
-from dcut_trt.stage_types import BatchView, Draft, Intent, StepOutcome
+from dcut_trt.stage_types import BatchView, Draft, DraftTraits, Intent, StepOutcome
 from dcut_trt.types import FloatArray, IntArray
 
 D = 7
@@ -121,3 +123,32 @@ class World:
         self.intents.append(intent)
         self.outcomes.append(outcome)
         return outcome
+
+
+FREE = DraftTraits(D, any_budget=True, short_blocks=True)
+BUCKETS = DraftTraits(D)
+CHEAP, MIDDLING, STEEP = Costs(per_row=0.05, draft=0.01), Costs(), Costs(base=1.0, per_row=1.5)
+
+
+def seldom(draws: FloatArray) -> FloatArray:
+    return 0.2 + 0.6 * draws**2
+
+
+def often(draws: FloatArray) -> FloatArray:
+    return draws**0.25
+
+
+def auto(table: CostTable, traits: DraftTraits = FREE, **parts: bool) -> Auto:
+    chosen = AutoParts(**parts)
+    costs = CostModel(table if chosen.cost else table.bare, D)
+    return Auto(chosen, traits, costs, PrefixScore())
+
+
+def view_of(batch: int, pending: IntArray | None = None) -> BatchView:
+    context = np.full(batch, 50, np.int32)
+    pending = np.zeros(batch, np.int32) if pending is None else pending
+    return BatchView(tuple(map(str, range(batch))), context, pending, np.zeros(batch, np.float32))
+
+
+def share(world: World, depth: int, last: int) -> float:
+    return sum(intent.depth == depth for intent in world.intents[-last:]) / last

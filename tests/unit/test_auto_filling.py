@@ -5,22 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from auto_world import Costs, D, World
+from auto_world import FREE, Costs, World, seldom
 
 from dcut_trt.backends.scripted import scripted_engine
 from dcut_trt.spec.policies import make_policy
-from dcut_trt.stage_types import BatchView, DraftTraits, Intent
-from dcut_trt.types import FloatArray, Request
+from dcut_trt.stage_types import BatchView, Intent
+from dcut_trt.types import Request
 
 COSTS = Costs(base=20.0, per_row=1.0)  # drafting pays for one request and not for 32
 
 
-def seldom(draws: FloatArray) -> FloatArray:
-    return 0.2 + 0.6 * draws**2
-
-
 def taught() -> World:
-    world = World(make_policy("auto", COSTS.table(), DraftTraits(D, any_budget=True, short_blocks=True)), COSTS, seldom)
+    world = World(make_policy("auto", COSTS.table(), FREE), COSTS, seldom)
     for batch in (32, 1):
         world.run(200, batch)
     return world
